@@ -1,0 +1,152 @@
+"""The lock: a pin's closure, every input by sha256, in three parts.
+
+`resolved` is written by `kiln lock` alone, with a network. `local` holds the hashes
+of what lies in the repository; `kiln build` brings it up to date. `outputs` is what
+the build made of both. No hosts, no times: the same inputs give the same lock.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from kiln.canonical import JSON, Digest, key
+
+
+class Wheel(msgspec.Struct, frozen=True, order=True):
+    """A wheel or sdist. index: logical name ("default", "pytorch-cpu"), never a host."""
+
+    name: str  # normalised (PEP 503)
+    version: str
+    file: str
+    size: int
+    sha256: str
+    index: str = "default"
+
+
+class Deb(msgspec.Struct, frozen=True, order=True):
+    """A Debian package. path: in the archive's pool, "pool/main/b/bash/...".
+
+    group: the recipe's group (layer) that first needs it. suite: "bookworm".
+    """
+
+    name: str
+    version: str
+    architecture: str
+    path: str
+    size: int
+    sha256: str
+    group: str
+    suite: str
+
+
+class Closure(msgspec.Struct, frozen=True):
+    """Everything that one root (image, build root, converter) is made of."""
+
+    debs: tuple[Deb, ...] = ()
+    wheels: tuple[Wheel, ...] = ()
+    sdists: tuple[Wheel, ...] = ()
+
+
+class Suite(msgspec.Struct, frozen=True):
+    """A Debian suite as it was when locked. date: of its Release file, which names
+    the archive snapshot; sha256: of the signed InRelease file."""
+
+    date: str
+    sha256: str
+
+
+class Base(msgspec.Struct, frozen=True):
+    """An OCI base. index_digest may be "" (unknown is said, never guessed)."""
+
+    repository: str
+    index_digest: str
+    manifest_digest: str
+
+
+class Resolved(msgspec.Struct, frozen=True):
+    """What `kiln lock` found.
+
+    request: the parts of pin, recipe and components that it was resolved from; a
+    difference from today's makes the lock stale. closures: "image", "sandbox",
+    "build/<component>", "model/<name>".
+    """
+
+    request: dict[str, JSON]
+    closures: dict[str, Closure] = {}
+    suites: dict[str, Suite] = {}
+    base: Base | None = None
+
+
+class PatchedFile(msgspec.Struct, frozen=True):
+    """A file that a patch touches. pre and post: sha256 hex; "" = absent."""
+
+    path: str
+    pre: str
+    post: str
+
+
+class LockedPatch(msgspec.Struct, frozen=True):
+    """One patch of the series: the hash of its .patch file and of what it changes."""
+
+    id: str
+    sha256: str
+    files: tuple[PatchedFile, ...]
+
+
+class Encoder(msgspec.Struct, frozen=True):
+    """The layer compressor, to the byte: blobs differ by all three."""
+
+    name: str
+    version: str
+    block: int  # bytes fed at once
+
+
+class Local(msgspec.Struct, frozen=True):
+    """Hashes of what lies in the repository."""
+
+    recipe: str
+    components: dict[str, str]
+    patches: tuple[LockedPatch, ...]
+    steps: dict[str, int]  # mnemonic -> version of the step's code
+    encoder: Encoder
+
+
+class Layer(msgspec.Struct, frozen=True):
+    """One layer: diff_id hashes the tar, digest the compressed blob (both hex)."""
+
+    name: str
+    diff_id: str
+    digest: Digest
+    tar_size: int
+
+
+class Outputs(msgspec.Struct, frozen=True):
+    """What the build made."""
+
+    layers: tuple[Layer, ...]
+    config: Digest
+    manifest: Digest
+
+
+class Lock(msgspec.Struct, frozen=True):
+    """images/locks/<pin>.lock."""
+
+    pin: str
+    resolved: Resolved
+    local: Local | None = None
+    outputs: Outputs | None = None
+    schema: int = 1
+
+
+def patch_set_id(patches: tuple[LockedPatch, ...]) -> str:
+    """Hex sha256 over the series: ids, patch files and post-images, in order."""
+    return key([msgspec.to_builtins(p) for p in patches])
+
+
+def kiln_id(pin: str, resolved: Resolved, local: Local) -> str:
+    """Hex sha256 over the lock's inputs: the identity an image can carry in itself.
+
+    (An image cannot know its own digest: DESIGN.md, promise 3.)
+    """
+    parts = {"resolved": msgspec.to_builtins(resolved), "local": msgspec.to_builtins(local)}
+    return key({"pin": pin, **parts})

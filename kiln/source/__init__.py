@@ -1,0 +1,1 @@
+"""Sources: reading wheels, packages and patches as hostile input, as `Entry` lists."""
