@@ -1,0 +1,5 @@
+"""`python -m kiln`."""
+
+from kiln.cli import main
+
+main()

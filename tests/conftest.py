@@ -1,0 +1,55 @@
+"""Fixtures for all tests; and what a test needs, checked in one place.
+
+A test that needs what this machine lacks is not run, and counted as not run: its
+reason starts with "not run:" and the last lines of the session list them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from kiln.store import Store
+
+ROOT = Path(__file__).parent.parent
+
+
+def cache_dir() -> Path:
+    """Large downloads, shared by all tests and kept between runs; outside the repository."""
+    configured = os.environ.get("KILN_TEST_CACHE")
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(configured) if configured else Path(cache) / "kiln-tests"
+
+
+def _lacks(item: pytest.Item) -> str:
+    if item.get_closest_marker("root") and os.geteuid() != 0:
+        return "needs root"
+    if item.get_closest_marker("net") and os.environ.get("KILN_TEST_OFFLINE"):
+        return "needs a package index, and KILN_TEST_OFFLINE is set"
+    if item.get_closest_marker("apt") and shutil.which("apt-get") is None:
+        return "needs apt-get"
+    return ""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if reason := _lacks(item):
+            item.add_marker(pytest.mark.skip(reason=f"not run: {reason}"))
+    # Slow ones last: a broken unit is known in seconds.
+    items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
+
+
+@pytest.fixture(autouse=True)
+def _own_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No test touches the user's own store."""
+    monkeypatch.setenv("KILN_STORE", str(tmp_path / "store"))
+    monkeypatch.delenv("KILN_ALTERNATES", raising=False)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """An empty store."""
+    return Store(tmp_path / "store")
