@@ -6,6 +6,7 @@ inputs; lock and registry map that to digests (DESIGN.md, promise 3).
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kiln.canonical import JSON, dumps
@@ -55,7 +56,11 @@ def labels(identity: Identity, recipe: Recipe) -> dict[str, str]:
 
 
 def manifest_json(
-    identity: Identity, local: Local, wheels: tuple[Wheel, ...], site: str, built: dict[str, str]
+    identity: Identity,
+    local: Local,
+    wheels: Sequence[Wheel],
+    site: str,
+    built: Mapping[str, str],
 ) -> bytes:
     """/etc/kiln/manifest.json, which vllm/_kiln.py reads when a server starts.
 
@@ -75,7 +80,7 @@ def manifest_json(
             "kiln_id": identity.id,
             "patch_set": identity.patch_set,
             "vllm": {"version": identity.version, "commit": identity.commit},
-            "packages": packages | built,
+            "packages": {**packages, **built},
             "patches": [{"id": p.id, "sha256": p.sha256} for p in local.patches],
             "files": files,
         }

@@ -118,3 +118,8 @@ class ActionTable:
             preset,
         )
         return str(rows[0][0]) if rows else None
+
+    def all_evidence(self) -> Iterator[tuple[str, str, str]]:
+        """All evidence, oldest first: its sha256, the image digest, the preset."""
+        rows = self._run("select sha256, digest, preset from evidence order by sequence")
+        yield from ((str(sha), str(digest), str(preset)) for sha, digest, preset in rows)
