@@ -40,7 +40,7 @@ class _Counter:
 
 
 class Lines:
-    """A line when a task took over `quiet` seconds, or began; for logs."""
+    """For logs: a line for each note, and for each task that took over half a second."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
@@ -50,8 +50,9 @@ class Lines:
     def task(self, name: str, total: int | None = None) -> Iterator[Task]:
         counter, start = _Counter(), time.monotonic()
         yield counter
-        size = f", {human(counter.count)}" if counter.count else ""
-        self.note(f"{name}: done in {time.monotonic() - start:.1f} s{size}")
+        if (seconds := time.monotonic() - start) > 0.5:
+            size = f", {human(counter.count)}" if counter.count else ""
+            self.note(f"{name}: done in {seconds:.1f} s{size}")
 
     def note(self, text: str) -> None:
         with self._lock:

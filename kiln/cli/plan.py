@@ -18,5 +18,5 @@ def command(session: Session, pin: str | None) -> None:
     from kiln.image.build import plan_pin
     from kiln.report.plan import plan_data, plan_text
 
-    planned = plan_pin(session.project, pin, session.store)
+    planned = plan_pin(session.project, pin, session.store, session.reporter)
     session.result(plan_text(planned), plan_data(planned))

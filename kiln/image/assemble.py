@@ -10,18 +10,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-import msgspec
-
 from kiln.canonical import JSON
 from kiln.graph.action import Graph, Input, Node, Output
 from kiln.image.files import FILES
 from kiln.image.identity import MANIFEST_PATH, Identity, labels, manifest_json
 from kiln.image.oci import IMAGE
 from kiln.image.sources import Sources, WheelSource
-from kiln.layer.step import LAYER
+from kiln.image.stack import PATCHES
+from kiln.layer import step as layer_step
+from kiln.layer.step import Params, Source, TreeSource, layer_node
 from kiln.lock.model import Local, Resolved
 from kiln.pins.load import Project
 from kiln.pins.model import Pin, Recipe, Runtime
+from kiln.source.wheel import Install
 
 GOAL = "image"
 
@@ -39,40 +40,40 @@ class _Layer:
     """The sources of one layer, in order; inputs by the names that the params use."""
 
     name: str
+    install: Install
     inputs: dict[str, Input] = field(default_factory=dict)
-    sources: list[Mapping[str, JSON]] = field(default_factory=list)
+    sources: list[Source] = field(default_factory=list)
     estimate: int = 0
 
-    def tree(self, node: str, size: int = 0) -> None:
-        self.inputs[node] = Output(node)
-        self.sources.append({"input": node, "kind": "tree"})
-        self.estimate += size
+    def tree(self, node: str | None, size: int = 0) -> None:
+        if node is not None:
+            self.inputs[node] = Output(node)
+            self.sources.append(TreeSource(node))
+            self.estimate += size
 
-    def wheel(self, source: WheelSource, install: Mapping[str, JSON]) -> None:
-        self.inputs[source.name] = source.input
-        self.sources.append(
-            {
-                "input": source.name,
-                "kind": "wheel",
-                "filename": source.filename,
-                "install": install,
-            }
-        )
-        self.estimate += source.size
+    def wheel(self, wheel: WheelSource, bytecode: str | None) -> None:
+        self.inputs[wheel.name] = wheel.input
+        self.sources.append(layer_step.WheelSource(wheel.name, wheel.filename, self.install))
+        self.estimate += wheel.size
+        self.tree(bytecode)
 
     def node(self, winners: Mapping[str, str]) -> Node:
-        params: dict[str, JSON] = {"sources": self.sources, "winners": dict(winners)}
-        return Node(f"layer:{self.name}", LAYER, self.inputs, params, self.estimate)
+        mine = {path: winner for path, winner in winners.items() if winner in self.inputs}
+        params = Params(tuple(self.sources), mine)
+        return layer_node(f"layer:{self.name}", self.inputs, params, self.estimate)
 
 
 def assemble(
-    project: Project, name: str, pin: Pin, resolved: Resolved, local: Local, identity: Identity
+    project: Project, pin: Pin, resolved: Resolved, local: Local, identity: Identity
 ) -> Assembly:
     """The graph of this pin's image. Its goal is the node `GOAL`."""
     recipe = project.recipe(pin.recipe)
-    sources = Sources(project, name, pin, recipe, resolved, local)
-    layers = [layer for layer in _layers(sources, pin, recipe, identity, local) if layer.sources]
-    nodes = [*sources.nodes, *(layer.node(recipe.wheels.winners) for layer in layers)]
+    sources = Sources(project, pin, recipe, resolved, local)
+    layers = [
+        layer for layer in _layers(sources, pin, recipe, identity, local) if layer.sources
+    ]
+    winners = {path: f"wheel:{winner}" for path, winner in recipe.wheels.winners.items()}
+    nodes = [*sources.roots.nodes, *(layer.node(winners) for layer in layers)]
     names = tuple(layer.name for layer in layers)
     nodes.append(_image(recipe, identity, names))
     return Assembly(Graph(nodes), names)
@@ -81,60 +82,51 @@ def assemble(
 def _layers(
     sources: Sources, pin: Pin, recipe: Recipe, identity: Identity, local: Local
 ) -> Iterator[_Layer]:
-    install = msgspec.to_builtins(sources.install)
+    install = sources.install
     for group in sources.groups:
-        layer = _Layer(group)
+        layer = _Layer(group, install)
         for node, deb in sources.debs(group):
             layer.tree(node, deb.size)
-        if (bytecode := sources.debian_bytecode(group)) is not None:
-            layer.tree(bytecode)
+            layer.tree(sources.deb_bytecode(node, deb))
         yield layer
-    layer = _Layer("system")
+
+    layer = _Layer("system", install)
     for node in sources.system():
         layer.tree(node)
     yield layer
 
-    rest = {wheel.name for wheel in sources.wheels}
-    named = {layer: set(names) for layer, names in recipe.wheels.layers.items()}
     vllm = sources.vllm
+    named = {title: set(packages) for title, packages in recipe.wheels.layers.items()}
     chosen = set().union(*named.values()) | {vllm.package}
-    for title, packages in [*named.items(), ("wheels", rest - chosen)]:
-        layer = _Layer(title)
+    rest = {wheel.package for wheel in sources.wheels} - chosen
+    for title, packages in [*named.items(), ("wheels", rest)]:
+        layer = _Layer(title, install)
         for wheel in sources.wheels:
-            if wheel.package in packages and wheel.package != vllm.package:
-                layer.wheel(wheel, install)
-                _add_bytecode(layer, sources.bytecode(wheel))
+            if wheel.package in packages:
+                layer.wheel(wheel, sources.bytecode(wheel))
         yield layer
 
-    layer = _Layer("vllm")
-    layer.wheel(vllm, install)
-    _add_bytecode(layer, sources.bytecode(vllm, checked=True))
+    layer = _Layer("vllm", install)
+    layer.wheel(vllm, sources.bytecode(vllm, checked=True))
     yield layer
 
     if local.patches:
-        layer = _Layer("patches")
+        layer = _Layer(PATCHES, install)
         layer.tree(sources.patched())
-        _add_bytecode(layer, sources.patched_bytecode())
+        layer.tree(sources.patched_bytecode())
         yield layer
 
-    for built in sources.components:
-        layer = _Layer(built.package)
-        layer.wheel(built, install)
-        _add_bytecode(layer, sources.bytecode(built))
+    for name in pin.components:
+        component = sources.component(name)
+        layer = _Layer(name, install)
+        layer.wheel(component, sources.bytecode(component))
         yield layer
 
-    layer = _Layer("configuration")
-    text = manifest_json(
-        identity, local, sources.wheel_records, sources.install.site, pin.components
-    ).decode()
-    sources.nodes.append(Node("files:configuration", FILES, {}, {"files": {MANIFEST_PATH: text}}))
-    layer.tree("files:configuration")
+    text = manifest_json(identity, local, sources.closure.wheels, install.site, pin.components)
+    files: dict[str, JSON] = {MANIFEST_PATH: text.decode()}
+    layer = _Layer("configuration", install)
+    layer.tree(sources.roots.add(Node("configuration", FILES, {}, {"files": files})).node)
     yield layer
-
-
-def _add_bytecode(layer: _Layer, node: str | None) -> None:
-    if node is not None:
-        layer.tree(node)
 
 
 def _image(recipe: Recipe, identity: Identity, layers: tuple[str, ...]) -> Node:
@@ -149,7 +141,6 @@ def _image(recipe: Recipe, identity: Identity, layers: tuple[str, ...]) -> Node:
         "annotations": dict(texts),
         "architecture": recipe.architecture,
         "compression": recipe.compression,
-        "winners": dict(recipe.wheels.winners),
     }
     return Node(GOAL, IMAGE, inputs, params)
 

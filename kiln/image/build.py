@@ -22,7 +22,7 @@ from kiln.image.identity import Identity, identify
 from kiln.image.layout import name_image
 from kiln.image.local import local_part, local_series
 from kiln.image.oci import read_layers
-from kiln.lock.compare import Change, compare_outputs, difference, stale
+from kiln.lock.compare import Change, compare_outputs, difference, stale, stale_error
 from kiln.lock.file import locks_path, read_lock, write_lock
 from kiln.lock.fingerprints import fingerprints, fingerprints_path, write_fingerprints
 from kiln.lock.model import Local, Lock, Outputs
@@ -133,13 +133,7 @@ def read_pin_lock(project: Project, name: str, pin: Pin) -> Lock:
         )
     lock = read_lock(path)
     if changes := stale(lock.resolved.request, request(project, pin)):
-        raise BadInput(
-            "lock.stale",
-            f"the lock of {name!r} is older than what it was made from",
-            where=str(path.relative_to(project.root)),
-            why="\n".join(str(change) for change in changes),
-            fix=f"run `kiln lock {name}`; it keeps what did not change",
-        )
+        raise stale_error(name, str(path.relative_to(project.root)), changes)
     return lock
 
 
@@ -157,7 +151,7 @@ def prepare(
     series = local_series(project, name, pin, lock, store, fetcher, reporter)
     local = local_part(project, pin, series)
     identity = identify(name, pin, lock.resolved, local)
-    assembly = assemble(project, name, pin, lock.resolved, local, identity)
+    assembly = assemble(project, pin, lock.resolved, local, identity)
     return Prepared(name, pin, lock, local, identity, assembly)
 
 

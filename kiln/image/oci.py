@@ -6,11 +6,14 @@ https://github.com/opencontainers/image-spec: config.md, manifest.md, annotation
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
 from kiln.canonical import JSON, Digest, dumps
 from kiln.graph.action import Context, Step
+from kiln.image.stack import check_stack
+from kiln.layer.listing import parse_listing
 from kiln.lock.model import Layer
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
@@ -24,12 +27,13 @@ CREATED = "1980-01-01T00:00:00Z"  # the constant time of all layers (kiln.source
 
 
 class LayerMeta(msgspec.Struct, frozen=True):
-    """What a layer action says of its blob (its output "meta")."""
+    """What a layer action says of its blob (its output "meta"); sizes in bytes."""
 
     diff_id: str
+    digest: str
+    size: int
     tar_size: int
     files: int
-    digest: Digest
 
 
 def config_bytes(layers: Sequence[Layer], runtime: Mapping[str, JSON], architecture: str) -> bytes:
@@ -65,32 +69,37 @@ def _descriptor(media_type: str, digest: Digest) -> dict[str, JSON]:
     return {"mediaType": media_type, "digest": str(digest), "size": digest.size}
 
 
-def read_layers(context_inputs: Mapping[str, bytes]) -> tuple[Layer, ...]:
+def read_layers(metas: Mapping[str, bytes]) -> tuple[Layer, ...]:
     """Layers from the meta blobs of their actions, by layer name, in order."""
     layers = []
-    for name, raw in context_inputs.items():
+    for name, raw in metas.items():
         meta = msgspec.json.decode(raw, type=LayerMeta)
-        layers.append(Layer(name, meta.diff_id, meta.digest, meta.tar_size))
+        layers.append(Layer(name, meta.diff_id, Digest(meta.digest, meta.size), meta.tar_size))
     return tuple(layers)
 
 
-def _image(context: Context) -> dict[str, Digest]:
-    """params: layers (names in order), runtime, annotations, architecture, compression.
+class _Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    layers: tuple[str, ...]
+    runtime: dict[str, Any]
+    annotations: dict[str, str]
+    architecture: str
+    compression: str
 
-    inputs: each layer's "meta" under the layer's name. outputs: "config", "manifest".
-    """
-    names = context.params["layers"]
-    runtime, annotations = context.params["runtime"], context.params["annotations"]
-    assert isinstance(names, Sequence) and isinstance(runtime, Mapping)
-    assert isinstance(annotations, Mapping)
-    metas = {str(n): context.store.blobs.read(context.inputs[str(n)].sha256) for n in names}
-    layers = read_layers(metas)
-    architecture = str(context.params["architecture"])
-    config = context.store.blobs.put(config_bytes(layers, runtime, architecture))
-    texts = {key: str(value) for key, value in annotations.items()}
-    compression = str(context.params["compression"])
-    manifest = context.store.blobs.put(manifest_bytes(layers, config, texts, compression))
+
+def _image(context: Context) -> dict[str, Digest]:
+    params = msgspec.convert(context.params, _Params)
+    blobs, inputs = context.store.blobs, context.inputs
+    check_stack(
+        {n: parse_listing(blobs.read(inputs[f"files:{n}"].sha256)) for n in params.layers}
+    )
+    layers = read_layers({name: blobs.read(inputs[name].sha256) for name in params.layers})
+    config = blobs.put(config_bytes(layers, params.runtime, params.architecture))
+    manifest = blobs.put(
+        manifest_bytes(layers, config, params.annotations, params.compression)
+    )
     return {"config": config, "manifest": manifest}
 
 
 IMAGE = Step("image", 1, _image)
+"""Inputs: of each layer "meta" as "<name>" and "files" as "files:<name>"; parameters: the
+layers' names in order, and what config and manifest say. Outputs "config", "manifest"."""

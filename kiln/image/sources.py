@@ -8,19 +8,18 @@ from dataclasses import dataclass
 import msgspec
 from packaging.utils import canonicalize_name
 
-from kiln.canonical import JSON, Digest, digest
+from kiln.canonical import JSON, digest
 from kiln.compile.bytecode import BYTECODE
 from kiln.compile.component import COMPONENT, built_name
 from kiln.compile.root import root_inputs
 from kiln.graph.action import Input, Locked, Node, Output
-from kiln.image.files import FILES
+from kiln.image.roots import Roots, locked
 from kiln.layer.system import SYSTEM, parameters
 from kiln.layer.tools import TOOLS
-from kiln.lock.model import Closure, Deb, Local, Resolved, Wheel
+from kiln.lock.model import Deb, Local, Resolved
 from kiln.pins.load import Project
-from kiln.pins.model import BuildRoot, Pin, Recipe
+from kiln.pins.model import Pin, Recipe
 from kiln.pins.patch import PatchFile, read_series
-from kiln.source.deb import DEB
 from kiln.source.patch import PATCH
 from kiln.source.relabel import RELABEL, relabelled_filename
 from kiln.source.wheel import Install
@@ -49,12 +48,6 @@ def install_of(recipe: Recipe) -> Install:
     )
 
 
-def locked(file: Wheel | Deb) -> Locked:
-    """A file of the lock as an input."""
-    name = file.file if isinstance(file, Wheel) else file.path.rpartition("/")[2]
-    return Locked(Digest(file.sha256, file.size), name, file)
-
-
 def vllm_wheel(pin: Pin, resolved: Resolved) -> tuple[WheelSource, list[Node]]:
     """The pin's vLLM wheel, relabelled where the pin says so, and the node for that."""
     package = canonicalize_name(pin.vllm.wheel.partition("==")[0])
@@ -78,143 +71,110 @@ def patch_inputs(series: Sequence[PatchFile]) -> dict[str, Input]:
 
 
 class Sources:
-    """The sources of one pin's image. `nodes` grows as they are asked for."""
+    """The sources of one pin's image. `roots.nodes` grows as they are asked for."""
 
     def __init__(
-        self,
-        project: Project,
-        name: str,
-        pin: Pin,
-        recipe: Recipe,
-        resolved: Resolved,
-        local: Local,
+        self, project: Project, pin: Pin, recipe: Recipe, resolved: Resolved, local: Local
     ) -> None:
-        self._project, self._pin, self._recipe = project, pin, recipe
-        self._resolved, self._local = resolved, local
-        self._closure = resolved.closures["image"]
-        self._debs_done: dict[str, str] = {}
+        self._pin, self._recipe, self._resolved, self._local = pin, recipe, resolved, local
+        self.roots = Roots(project)
+        self.closure = resolved.closures["image"]
         self.install = install_of(recipe)
-        self.vllm, self.nodes = vllm_wheel(pin, resolved)
-        self.wheel_records = self._closure.wheels
+        self._install: dict[str, JSON] = msgspec.to_builtins(self.install)
+        self.vllm, nodes = vllm_wheel(pin, resolved)
+        self.roots.nodes += nodes
         self.wheels = [
             WheelSource(f"wheel:{w.name}", w.name, w.file, locked(w), w.size)
-            for w in self.wheel_records
+            for w in self.closure.wheels
         ]
         self.groups = tuple(recipe.debian.groups) if recipe.debian else ()
-        self.components = [self._component(name) for name in pin.components]
+        self._interpreter = self._find_interpreter()
 
     # ---- Debian --------------------------------------------------------------------------
 
     def debs(self, group: str) -> list[tuple[str, Deb]]:
-        """The packages of a group with the nodes of their trees."""
-        return [(self._deb(deb).node, deb) for deb in self._closure.debs if deb.group == group]
-
-    def _deb(self, deb: Deb) -> Output:
-        """The tree of a package. Roots and the image share a package of one hash."""
-        if deb.sha256 not in self._debs_done:
-            taken = any(node.name == f"deb:{deb.name}" for node in self.nodes)
-            name = f"deb:{deb.name}" if not taken else f"deb:{deb.name}_{deb.version}"
-            self.nodes.append(Node(name, DEB, {"deb": locked(deb)}, {}, deb.size))
-            self._debs_done[deb.sha256] = name
-        return Output(self._debs_done[deb.sha256])
+        """The packages of a group, each with the node of its tree."""
+        debs = [deb for deb in self.closure.debs if deb.group == group]
+        return [(self.roots.deb(deb).node, deb) for deb in debs]
 
     def system(self) -> tuple[str, ...]:
         """The nodes with what maintainer scripts would have made; () without Debian."""
         if not self.groups or self._recipe.runtime is None:
             return ()
         trees: dict[str, Input] = {
-            f"tree:{deb.name}": self._deb(deb) for deb in self._closure.debs
+            f"tree:{deb.name}": self.roots.deb(deb) for deb in self.closure.debs
         }
-        debs: dict[str, Input] = {f"deb:{deb.name}": locked(deb) for deb in self._closure.debs}
+        debs: dict[str, Input] = {f"deb:{deb.name}": locked(deb) for deb in self.closure.debs}
         params = parameters(self._recipe.runtime)
-        self.nodes.append(Node("system", SYSTEM, {**trees, **debs}, params))
-        self.nodes.append(Node("system-tools", TOOLS, {**trees, "system": Output("system")}))
-        return ("system", "system-tools")
+        system = self.roots.add(Node("system", SYSTEM, {**trees, **debs}, params))
+        tools = self.roots.add(Node("system-tools", TOOLS, {**trees, "system": system}))
+        return (system.node, tools.node)
 
     # ---- bytecode ------------------------------------------------------------------------
 
-    def _interpreter(self) -> tuple[dict[str, Input], dict[str, JSON]]:
+    def _find_interpreter(self) -> tuple[dict[str, Input], dict[str, JSON]] | None:
         """The image's own Python as a root: the Debian groups up to the one that has it."""
         trees: list[Input] = []
         for group in self.groups:
             debs = self.debs(group)
             trees += [Output(node) for node, _ in debs]
             if any(deb.name.startswith("python3.") for _, deb in debs):
-                break
-        return root_inputs(trees, [], self.install)
+                return root_inputs(trees, [], self.install)
+        return None
 
-    def debian_bytecode(self, group: str) -> str | None:
-        """Bytecode of a group's Python modules (the standard library), if it has any."""
-        debs = [(node, deb) for node, deb in self.debs(group) if "python" in deb.name]
-        if not debs:
+    def deb_bytecode(self, node: str, deb: Deb) -> str | None:
+        """Bytecode of a package's Python modules (the standard library), if it has any."""
+        if "python" not in deb.name or deb.name.endswith("-dev"):
             return None
-        return self._bytecode(
-            f"bytecode:debian-{group}",
-            {f"source/{at:04d}": Output(node) for at, (node, _) in enumerate(debs)},
-            {"kind": "tree"},
-            sum(deb.size for _, deb in debs),
-        )
+        return self._bytecode(deb.name, Output(node), "tree", deb.name, deb.size)
 
     def bytecode(self, wheel: WheelSource, checked: bool = False) -> str | None:
         """Bytecode of a wheel's modules; None for an image without a Python of its own."""
         return self._bytecode(
-            f"bytecode:{wheel.package}",
-            {"source/0000": wheel.input},
-            {"kind": "wheel", "filename": wheel.filename},
-            wheel.size,
-            checked,
+            wheel.package, wheel.input, "wheel", wheel.filename, wheel.size, checked
         )
 
     def patched_bytecode(self) -> str | None:
         """Bytecode of the patched files."""
-        return self._bytecode(
-            "bytecode:patches", {"source/0000": Output("patch")}, {"kind": "tree"}, 0, True
-        )
+        return self._bytecode("patches", Output("patch"), "tree", "patched files", 0, True)
 
     def _bytecode(
-        self,
-        name: str,
-        sources: Mapping[str, Input],
-        params: Mapping[str, JSON],
-        size: int,
-        checked: bool = False,
+        self, name: str, source: Input, kind: str, filename: str, size: int, checked: bool = False
     ) -> str | None:
-        if not self.groups:
+        if self._interpreter is None:
             return None
-        inputs, root = self._interpreter()
-        install: JSON = msgspec.to_builtins(self.install)
-        self.nodes.append(
-            Node(
-                name,
-                BYTECODE,
-                {**inputs, **sources},
-                {**params, "root": root, "install": install, "checked": checked},
-                size,
-            )
-        )
-        return name
+        inputs, root = self._interpreter
+        params: dict[str, JSON] = {
+            "kind": kind,
+            "filename": filename,
+            "install": self._install,
+            "checked": checked,
+            "root": root,
+        }
+        node = Node(f"bytecode:{name}", BYTECODE, {**inputs, "source": source}, params, size)
+        return self.roots.add(node).node
 
     # ---- patches and components ----------------------------------------------------------
 
     def patched(self) -> str:
         """The node with the files that the series changes."""
-        series = read_series(self._project, self._pin.patches, self._pin.vllm.version)
+        series = read_series(self.roots.project, self._pin.patches, self._pin.vllm.version)
         params: dict[str, JSON] = {
             "filename": self.vllm.filename,
-            "install": msgspec.to_builtins(self.install),
+            "install": self._install,
             "series": [msgspec.to_builtins(patch) for patch in self._local.patches],
         }
-        inputs: dict[str, Input] = {"wheel": self.vllm.input, **patch_inputs(series)}
-        self.nodes.append(Node("patch", PATCH, inputs, params, self.vllm.size))
-        return "patch"
+        inputs: Mapping[str, Input] = {"wheel": self.vllm.input, **patch_inputs(series)}
+        return self.roots.add(Node("patch", PATCH, inputs, params, self.vllm.size)).node
 
-    def _component(self, name: str) -> WheelSource:
-        recipe = self._project.component(name)
-        version = self._pin.components[name]
+    def component(self, name: str) -> WheelSource:
+        """A wheel built from a locked sdist."""
+        project, version = self.roots.project, self._pin.components[name]
+        recipe = project.component(name)
         closure = self._resolved.closures[f"build/{name}"]
         sdist = closure.sources[0]
-        inputs, root = self.root(closure, self._project.build_root(recipe.root))
-        inputs |= {"sdist": locked(sdist), "recipe": self.recipe_files(name)}
+        inputs, root = self.roots.root(closure, project.build_root(recipe.root))
+        inputs |= {"sdist": locked(sdist), "recipe": self.roots.scripts(name)}
         params: dict[str, JSON] = {
             "name": canonicalize_name(name),
             "version": version,
@@ -223,32 +183,6 @@ class Sources:
             "root": root,
             "expect": list(recipe.expect),
         }
-        node = Node(f"component:{name}", COMPONENT, inputs, params, sdist.size)
-        self.nodes.append(node)
+        out = self.roots.add(Node(f"component:{name}", COMPONENT, inputs, params, sdist.size))
         filename = built_name(name, version)
-        return WheelSource(f"wheel:{name}", name, filename, Output(node.name), sdist.size)
-
-    def root(
-        self, closure: Closure, recipe: BuildRoot
-    ) -> tuple[dict[str, Input], dict[str, JSON]]:
-        """A build root as inputs and the parameter "root"."""
-        install = Install(
-            site=recipe.site.strip("/"),
-            scripts="usr/local/bin",
-            data="usr/local",
-            interpreter=recipe.interpreter,
-        )
-        wheels: list[tuple[str, Input]] = [(w.file, locked(w)) for w in closure.wheels]
-        return root_inputs([self._deb(deb) for deb in closure.debs], wheels, install)
-
-    def recipe_files(self, name: str) -> Output:
-        """The scripts of a component or model ("models/<name>") as a tree."""
-        folder = self._project.root / "build" / name
-        files = {
-            path.name: path.read_text()
-            for path in sorted(folder.iterdir())
-            if path.is_file() and path.name != "recipe.yaml"
-        }
-        node = Node(f"recipe:{name}", FILES, {}, {"files": files})
-        self.nodes.append(node)
-        return Output(node.name)
+        return WheelSource(f"wheel:{name}", name, filename, out, sdist.size)

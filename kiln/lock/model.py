@@ -7,12 +7,18 @@ the build made of both. No hosts, no times: the same inputs give the same lock.
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
-from kiln.canonical import JSON, Digest, key
+from kiln.canonical import Digest, key
 
 
-class Wheel(msgspec.Struct, frozen=True, order=True):
+class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Base of everything in a lock: frozen, and a field from elsewhere is an error."""
+
+
+class Wheel(Record, frozen=True, order=True):
     """A wheel or sdist. index: logical name ("default", "pytorch-cpu"), never a host."""
 
     name: str  # normalised (PEP 503)
@@ -23,7 +29,7 @@ class Wheel(msgspec.Struct, frozen=True, order=True):
     index: str = "default"
 
 
-class Deb(msgspec.Struct, frozen=True, order=True):
+class Deb(Record, frozen=True, order=True):
     """A Debian package. path: in the archive's pool, "pool/main/b/bash/...".
 
     group: the recipe's group (layer) that first needs it. suite: "bookworm".
@@ -39,15 +45,18 @@ class Deb(msgspec.Struct, frozen=True, order=True):
     suite: str
 
 
-class Closure(msgspec.Struct, frozen=True):
-    """Everything that one root (image, build root, converter) is made of."""
+class Closure(Record, frozen=True):
+    """Everything that one root (image, build root, converter) is made of.
+
+    sources: what is built or converted in it, an sdist or a wheel.
+    """
 
     debs: tuple[Deb, ...] = ()
     wheels: tuple[Wheel, ...] = ()
-    sdists: tuple[Wheel, ...] = ()
+    sources: tuple[Wheel, ...] = ()
 
 
-class Suite(msgspec.Struct, frozen=True):
+class Suite(Record, frozen=True):
     """A Debian suite as it was when locked. date: of its Release file, which names
     the archive snapshot; sha256: of the signed InRelease file."""
 
@@ -55,7 +64,7 @@ class Suite(msgspec.Struct, frozen=True):
     sha256: str
 
 
-class Base(msgspec.Struct, frozen=True):
+class Base(Record, frozen=True):
     """An OCI base. index_digest may be "" (unknown is said, never guessed)."""
 
     repository: str
@@ -63,21 +72,21 @@ class Base(msgspec.Struct, frozen=True):
     manifest_digest: str
 
 
-class Resolved(msgspec.Struct, frozen=True):
+class Resolved(Record, frozen=True):
     """What `kiln lock` found.
 
-    request: the parts of pin, recipe and components that it was resolved from; a
-    difference from today's makes the lock stale. closures: "image", "sandbox",
-    "build/<component>", "model/<name>".
+    request: the parts of pin, recipe and components that it was resolved from, as JSON
+    (see kiln/canonical.py); a difference from today's makes the lock stale. closures:
+    "image", "sandbox", "build/<component>", "model/<name>".
     """
 
-    request: dict[str, JSON]
+    request: dict[str, Any]
     closures: dict[str, Closure] = {}
     suites: dict[str, Suite] = {}
     base: Base | None = None
 
 
-class PatchedFile(msgspec.Struct, frozen=True):
+class PatchedFile(Record, frozen=True):
     """A file that a patch touches. pre and post: sha256 hex; "" = absent."""
 
     path: str
@@ -85,7 +94,7 @@ class PatchedFile(msgspec.Struct, frozen=True):
     post: str
 
 
-class LockedPatch(msgspec.Struct, frozen=True):
+class LockedPatch(Record, frozen=True):
     """One patch of the series: the hash of its .patch file and of what it changes."""
 
     id: str
@@ -93,7 +102,7 @@ class LockedPatch(msgspec.Struct, frozen=True):
     files: tuple[PatchedFile, ...]
 
 
-class Encoder(msgspec.Struct, frozen=True):
+class Encoder(Record, frozen=True):
     """The layer compressor, to the byte: blobs differ by all three."""
 
     name: str
@@ -101,7 +110,7 @@ class Encoder(msgspec.Struct, frozen=True):
     block: int  # bytes fed at once
 
 
-class Local(msgspec.Struct, frozen=True):
+class Local(Record, frozen=True):
     """Hashes of what lies in the repository."""
 
     recipe: str
@@ -111,7 +120,7 @@ class Local(msgspec.Struct, frozen=True):
     encoder: Encoder
 
 
-class Layer(msgspec.Struct, frozen=True):
+class Layer(Record, frozen=True):
     """One layer: diff_id hashes the tar, digest the compressed blob (both hex)."""
 
     name: str
@@ -120,7 +129,7 @@ class Layer(msgspec.Struct, frozen=True):
     tar_size: int
 
 
-class Outputs(msgspec.Struct, frozen=True):
+class Outputs(Record, frozen=True):
     """What the build made."""
 
     layers: tuple[Layer, ...]
@@ -128,7 +137,7 @@ class Outputs(msgspec.Struct, frozen=True):
     manifest: Digest
 
 
-class Lock(msgspec.Struct, frozen=True):
+class Lock(Record, frozen=True):
     """images/locks/<pin>.lock."""
 
     pin: str

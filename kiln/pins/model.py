@@ -1,12 +1,39 @@
 """What pins.yaml, the recipes and the components may say.
 
 These structs are the schema: `kiln schema` prints JSON Schema generated from them,
-and kiln/pins/yaml.py reports every difference with its line.
+and kiln/pins/convert.py reports every difference with its line. What a single text must
+look like (a version, a digest, a name) is said in kiln/pins/forms.py.
 """
 
 from __future__ import annotations
 
+from typing import Annotated, Literal
+
 import msgspec
+from msgspec import Meta
+
+from kiln.pins.forms import (
+    AbsolutePath,
+    Commit,
+    CudaSeries,
+    DebianPackage,
+    EnvName,
+    Exact,
+    FileName,
+    ImageDigest,
+    IndexUrl,
+    Name,
+    Port,
+    Project,
+    PythonSeries,
+    Repository,
+    Requirement,
+    ScriptVerdict,
+    Tag,
+    Text,
+    User,
+    Version,
+)
 
 
 class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -23,59 +50,65 @@ class Vllm(Model, frozen=True):
     metadata by a recorded step.
     """
 
-    version: str
-    wheel: str = ""
-    commit: str = ""
-    relabel: str = ""
+    version: Version
+    wheel: Exact = ""
+    commit: Commit = ""
+    relabel: Exact = ""
 
 
 class Torch(Model, frozen=True):
     """Which torch, and the logical index that has it."""
 
-    version: str
-    index: str = "default"
+    version: Version
+    index: Name = "default"
 
 
 class OciBase(Model, frozen=True):
     """An image to stand on, by digest; the tag is for people."""
 
-    repository: str
-    digest: str
-    tag: str = ""
+    repository: Repository
+    digest: ImageDigest
+    tag: Tag = ""
 
 
 class Preset(Model, frozen=True):
     """One way to start the image, and the model that its gates use.
 
-    args: after `vllm serve MODEL`. start_seconds: until a first completion must work.
+    args: after `vllm serve MODEL`, one word of the command line each. start_seconds:
+    until a first completion must work.
     """
 
-    model: str
-    args: tuple[str, ...] = ()
-    env: dict[str, str] = {}
-    start_seconds: int = 600
+    model: Name
+    args: tuple[Text, ...] = ()
+    env: dict[EnvName, str] = {}
+    start_seconds: Annotated[int, Meta(ge=1, le=86400)] = 600
 
 
 class Pin(Model, frozen=True):
-    """A named entry of pins.yaml. patches: the series, in the order of application."""
+    """A named entry of pins.yaml.
 
-    recipe: str
+    base: for an overlay recipe, and only there. components: what is built from source,
+    with its version. patches: the series, in the order of application.
+    """
+
+    recipe: Name
     vllm: Vllm
     torch: Torch
-    python: str = ""
-    cuda: str = ""
+    python: PythonSeries = ""
+    cuda: CudaSeries = ""
     base: OciBase | None = None
-    components: dict[str, str] = {}
-    patches: tuple[str, ...] = ()
-    presets: dict[str, Preset] = {}
+    components: dict[Name, Version] = {}
+    patches: tuple[Name, ...] = ()
+    presets: dict[Name, Preset] = {}
 
 
 class Pins(Model, frozen=True):
-    """pins.yaml as a whole."""
+    """pins.yaml as a whole. default: the pin meant where none is named. indexes: logical
+    name -> address; locks use the name."""
 
-    default: str
-    pins: dict[str, Pin]
-    indexes: dict[str, str] = {}
+    default: Name
+    pins: Annotated[dict[Name, Pin], Meta(min_length=1)]
+    indexes: dict[Name, IndexUrl] = {}
 
 
 # ---- images/<recipe>.yaml ----------------------------------------------------------------
@@ -90,18 +123,18 @@ class Debian(Model, frozen=True):
     of the closure, since none of them runs.
     """
 
-    release: str
-    groups: dict[str, tuple[str, ...]]
-    scripts: dict[str, str]
+    release: Name
+    groups: dict[Name, tuple[DebianPackage, ...]]
+    scripts: dict[DebianPackage, ScriptVerdict]
     security: bool = False
 
 
 class Python(Model, frozen=True):
     """Where the image's Python looks for packages and where scripts go (absolute paths)."""
 
-    interpreter: str
-    site: str
-    scripts: str
+    interpreter: AbsolutePath
+    site: AbsolutePath
+    scripts: AbsolutePath
 
 
 class Wheels(Model, frozen=True):
@@ -113,37 +146,42 @@ class Wheels(Model, frozen=True):
     claimed by two wheels -> the package whose file is taken.
     """
 
-    requirements: tuple[str, ...] = ()
-    constraints: tuple[str, ...] = ()
-    exclude: dict[str, str] = {}
-    layers: dict[str, tuple[str, ...]] = {}
-    winners: dict[str, str] = {}
+    requirements: tuple[Requirement, ...] = ()
+    constraints: tuple[Requirement, ...] = ()
+    exclude: dict[Project, Text] = {}
+    layers: dict[Name, tuple[Project, ...]] = {}
+    winners: dict[Text, Project] = {}
 
 
 class Runtime(Model, frozen=True):
     """What the image's config says. user: "uid:gid". cache: the one writable path."""
 
-    entrypoint: tuple[str, ...]
-    env: dict[str, str]
-    user: str
-    cache: str
-    workdir: str = "/"
-    command: tuple[str, ...] = ()
-    ports: tuple[str, ...] = ()
+    entrypoint: Annotated[tuple[Text, ...], Meta(min_length=1)]
+    env: dict[EnvName, str]
+    user: User
+    cache: AbsolutePath
+    workdir: AbsolutePath = "/"
+    command: tuple[Text, ...] = ()
+    ports: tuple[Port, ...] = ()
 
 
 class Recipe(Model, frozen=True):
-    """images/<name>.yaml. available: False with `missing` for what is not built yet."""
+    """images/<name>.yaml.
 
-    title: str
-    architecture: str = "amd64"
-    compression: str = "gzip"
+    missing: why this version of Kiln cannot build it, "" where it can. overlay: the image
+    is layers on top of the pin's OCI base, so debian, python and runtime stay out.
+    """
+
+    title: Text
+    architecture: Literal["amd64", "arm64"] = "amd64"
+    compression: Literal["gzip", "zstd"] = "gzip"
     missing: str = ""
+    overlay: bool = False
     debian: Debian | None = None
     python: Python | None = None
     wheels: Wheels = Wheels()
     runtime: Runtime | None = None
-    extensions: dict[str, str] = {}
+    extensions: dict[Text, Text] = {}
 
 
 # ---- build/<component>/recipe.yaml -------------------------------------------------------
@@ -156,13 +194,13 @@ class BuildRoot(Model, frozen=True):
     `torch` stands for the pin's own torch.
     """
 
-    title: str
-    release: str
-    debian: tuple[str, ...]
-    interpreter: str
-    site: str
-    wheels: tuple[str, ...] = ()
-    exclude: dict[str, str] = {}
+    title: Text
+    release: Name
+    debian: tuple[DebianPackage, ...]
+    interpreter: AbsolutePath
+    site: AbsolutePath
+    wheels: tuple[Requirement, ...] = ()
+    exclude: dict[Project, Text] = {}
 
 
 class Component(Model, frozen=True):
@@ -170,20 +208,22 @@ class Component(Model, frozen=True):
 
     The script runs in the sandbox as `sh <script>`, with /build/src (the unpacked sdist),
     /build/out (where it leaves one wheel). expect: paths that the wheel must hold.
+    requires: requirements that join the image's wheels, for what it needs at run time.
     """
 
-    title: str
-    sdist: str
-    root: str
-    script: str
-    expect: tuple[str, ...] = ()
+    title: Text
+    sdist: Text
+    root: Name
+    script: FileName
+    expect: tuple[Text, ...] = ()
+    requires: tuple[Text, ...] = ()
 
 
 class Asset(Model, frozen=True):
     """build/models/<name>/recipe.yaml: a gates' model, converted inside a root."""
 
-    title: str
-    wheel: str
-    root: str
-    script: str
-    expect: tuple[str, ...] = ()
+    title: Text
+    wheel: Text
+    root: Name
+    script: FileName
+    expect: tuple[Text, ...] = ()

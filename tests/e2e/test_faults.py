@@ -91,7 +91,8 @@ def test_an_interrupted_build_says_so_and_goes_on(built: tuple[Small, str]) -> N
     small, digest = built
     shutil.rmtree(small.store)
     process = start(small, "build", "--locked")
-    time.sleep(0.25)
+    while not (small.store / "actions.db").exists() and process.poll() is None:
+        time.sleep(0.002)  # bounded: the process ends
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=30)
     # It may have been faster than the signal; it must never be anything else.

@@ -25,6 +25,7 @@ pins:
   small:
     recipe: tiny
     vllm: {version: 1.0.0+tiny, wheel: tiny-vllm==1.0.0, relabel: vllm==1.0.0+tiny}
+    python: "3.11"
     torch: {version: "2.0"}
     patches: [greeting]
 """
@@ -123,8 +124,7 @@ class Small:
         return kept | {
             "PIP_CONFIG_FILE": os.devnull,
             "PIP_FIND_LINKS": str(self.wheels),
-            # Nothing listens there: whatever is not in the folder is an error at once.
-            "PIP_INDEX_URL": "http://127.0.0.1:9/simple/",
+            "PIP_NO_INDEX": "1",
             "KILN_STORE": str(self.store),
             "PYTHONPATH": str(ROOT),
             **extra,

@@ -1,0 +1,54 @@
+"""What an upper layer may not do."""
+
+from __future__ import annotations
+
+import pytest
+
+from kiln.errors import KilnError, Problems
+from kiln.image.stack import check_stack
+from kiln.layer.listing import Line
+
+BASE = [
+    Line("lib", "0777", "-> usr/lib"),
+    Line("usr", "0755", "dir"),
+    Line("usr/lib", "0755", "dir"),
+    Line("usr/lib/a", "0644", "aa"),
+]
+
+
+def code(**layers: list[Line]) -> str:
+    try:
+        check_stack({"base": BASE, **layers})
+    except Problems as problems:
+        return " ".join(error.code for error in problems.errors)
+    except KilnError as error:
+        return error.code
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (Line("usr/lib/b", "0644", "bb"), ""),
+        (Line("usr/lib", "0755", "dir"), ""),
+        (Line("usr/lib/a", "0644", "aa"), ""),
+        (Line("usr/lib/a", "0644", "bb"), "image.path-clash"),
+        (Line("usr/lib/a", "0755", "aa"), "image.path-clash"),
+        (Line("usr/lib", "0700", "dir"), "image.folder-mode"),
+        (Line("lib", "0755", "dir"), "image.over-link"),
+        (Line("lib/x.so", "0644", "xx"), "image.through-link"),
+    ],
+)
+def test_an_upper_layer(line: Line, expected: str) -> None:
+    assert code(wheels=[line]) == expected
+
+
+def test_only_the_patch_layer_replaces_files() -> None:
+    assert code(patches=[Line("usr/lib/a", "0644", "bb")]) == ""
+    assert code(patches=[Line("lib", "0755", "dir")]) == "image.over-link"
+
+
+def test_all_problems_are_told_at_once() -> None:
+    assert code(
+        wheels=[Line("lib", "0755", "dir"), Line("usr/lib/a", "0644", "bb")]
+    ).split() == ["image.over-link", "image.path-clash"]
