@@ -181,6 +181,7 @@ def build_pin(
     """
     name = name or project.pins.default
     lock = read_pin_lock(project, name, project.pin(name))
+    store.sweep()
     fetcher = LockFetcher(project, lock, store, reporter)
     prepared = prepare(project, name, store, fetcher, reporter)
     current = _check_local(project, prepared, locked, reporter)
