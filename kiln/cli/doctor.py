@@ -16,6 +16,6 @@ def command(session: Session) -> int:
     """
     from kiln.report.doctor import examine
 
-    report = examine(session.store, session.reporter)
+    report = examine(session.store)
     session.result(report.text(), report.as_dict())
     return 0 if report.able else 4

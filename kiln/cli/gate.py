@@ -32,7 +32,7 @@ def command(
     Exits 0 if all gates passed, 1 if one failed, 4 if they could not run here.
     """
     from kiln.gate.image import gate_target
-    from kiln.report.verdicts import show
+    from kiln.report.verdicts import print_verdicts, verdicts_data
 
     judged = gate_target(
         session.project,
@@ -43,6 +43,6 @@ def command(
         runner=runner,
         again=again,
     )
-    show(judged)
-    session.result(judged.digest, judged.as_dict())
+    print_verdicts(judged)
+    session.result(judged.digest, verdicts_data(judged.evidence))
     return judged.exit_code

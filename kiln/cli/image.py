@@ -23,7 +23,7 @@ def command(session: Session, pin: str | None, locked: bool, again: bool, runner
     """
     from kiln.gate.image import gate_target
     from kiln.image.build import build_pin
-    from kiln.report.verdicts import show
+    from kiln.report.verdicts import print_verdicts, verdicts_data
 
     built = build_pin(session.project, pin, session.store, session.reporter, locked=locked)
     if not session.as_json:
@@ -33,11 +33,10 @@ def command(session: Session, pin: str | None, locked: bool, again: bool, runner
         built.pin,
         session.store,
         session.reporter,
-        built=built,
         runner=runner,
         again=again,
     )
-    show(judged)
+    print_verdicts(judged)
     if session.as_json:
-        session.result("", built.as_dict() | {"gate": judged.as_dict()})
+        session.result("", built.as_dict() | {"gate": verdicts_data(judged.evidence)})
     return judged.exit_code

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import BinaryIO, cast
 
 import click
 
@@ -11,7 +12,7 @@ from kiln.cli.session import Session, pin_argument, with_session
 
 @click.command()
 @pin_argument
-@click.option("--name", help="Repository and tag to give it; default: kiln/PIN:latest.")
+@click.option("--name", help="Repository:tag to give it; default: kiln/PIN:DIGITS of the digest.")
 @click.option(
     "--output", "-o", type=click.Path(path_type=Path), help="Write an archive instead ('-': stdout)."
 )
@@ -24,7 +25,20 @@ def command(session: Session, pin: str | None, name: str | None, output: Path | 
     ones). --output writes the same archive to a file for `docker load` elsewhere; it
     also is an OCI layout.
     """
-    from kiln.run.image import load_pin
+    from kiln.image.read import read_image
+    from kiln.image.target import find_target
+    from kiln.run.engine import Engine
+    from kiln.run.load import default_name, load, write_archive
 
-    loaded = load_pin(session.project, pin, session.store, session.reporter, name, output)
-    session.result(loaded.text(), loaded.as_dict())
+    target = find_target(session.project, pin)
+    image = read_image(session.store, target.outputs.manifest.sha256)
+    name = name or default_name(image)
+    if output is None:
+        confirmed = load(session.store, image, Engine.connect(), name, session.reporter)
+        data = {"name": name, "digest": str(image), "confirmed": confirmed}
+        session.result(name, data)
+        session.reporter.note(f"{name} is {image}: the engine confirms {confirmed}")
+    else:
+        with click.open_file(str(output), "wb", atomic=str(output) != "-") as out:
+            write_archive(session.store, image, name, cast(BinaryIO, out))
+        session.reporter.note(f"{name} is {image}")

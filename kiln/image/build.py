@@ -22,6 +22,7 @@ from kiln.image.identity import Identity, identify
 from kiln.image.layout import name_image
 from kiln.image.local import local_part, local_series
 from kiln.image.oci import read_layers
+from kiln.image.tools import BUBBLEWRAP, ensure_tool
 from kiln.lock.compare import Change, compare_outputs, difference, stale, stale_error
 from kiln.lock.file import locks_path, read_lock, write_lock
 from kiln.lock.fingerprints import fingerprints, fingerprints_path, write_fingerprints
@@ -187,6 +188,8 @@ def build_pin(
     current = _check_local(project, prepared, locked, reporter)
 
     before = make_plan(store, prepared.assembly.graph, GOAL)
+    if before.todo:
+        ensure_tool(BUBBLEWRAP, project, lock.resolved, store, fetcher, reporter)
     results = build(store, prepared.assembly.graph, GOAL, fetcher, reporter, jobs)
     outputs = _outputs(store, prepared, results)
     lock = prepared.lock

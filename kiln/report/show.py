@@ -71,8 +71,10 @@ def show_pin(project: Project, store: Store, name: str | None) -> Shown:
 
 def _lock_rows(lock: Lock) -> Iterator[tuple[str, str]]:
     for name, closure in lock.resolved.closures.items():
-        files = [*closure.debs, *closure.wheels, *closure.sources]
-        size = human(sum(file.size for file in files))
+        size = human(
+            sum(deb.size for deb in closure.debs)
+            + sum(wheel.size for wheel in (*closure.wheels, *closure.sources))
+        )
         yield (
             "locked",
             f"{name}: {len(closure.debs)} packages, {len(closure.wheels)} wheels, {size}",
@@ -154,5 +156,5 @@ def _known(project: Project, store: Store) -> Iterator[tuple[str, tuple[str, str
                 yield layer.digest.sha256, (f"layer {layer.name}", pin)
             yield lock.outputs.config.sha256, ("config", pin)
             yield lock.outputs.manifest.sha256, ("manifest", pin)
-    for sha, digest, preset in store.actions.all_evidence():
-        yield sha, (f"evidence for sha256:{digest}, preset {preset}", "")
+    for sha, image, preset in store.actions.all_evidence():
+        yield sha, (f"evidence for sha256:{image}, preset {preset}", "")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+
 import msgspec
 
+from kiln.gate.image import Judged
 from kiln.gate.model import Evidence
 
 _COLOURS = {"pass": "32", "fail": "31", "known-bad": "33", "healed": "36", "not-run": "33"}
@@ -40,3 +43,12 @@ def verdicts_data(evidence: Evidence) -> dict[str, object]:
 
 def _coloured(text: str, verdict: str, colour: bool) -> str:
     return f"\x1b[{_COLOURS[verdict]}m{text}\x1b[0m" if colour else text
+
+
+def print_verdicts(judged: Judged) -> None:
+    """The table, on stderr; colours only on a terminal."""
+    if judged.replayed:
+        age = f"as of {judged.evidence.started}; --again runs the gates anew"
+        sys.stderr.write(f"nothing changed: replaying the evidence for this digest, {age}\n")
+    text = verdicts_text(judged.evidence, colour=sys.stderr.isatty())
+    sys.stderr.write(f"{text}\n")
