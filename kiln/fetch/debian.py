@@ -226,7 +226,10 @@ def mirrors(
 
 
 def _unique(found: Iterator[Mirror] | list[Mirror]) -> list[Mirror]:
-    return list({mirror.uri: mirror for mirror in reversed(list(found))}.values())[::-1]
+    first: dict[str, Mirror] = {}
+    for mirror in found:
+        first.setdefault(mirror.uri, mirror)
+    return list(first.values())
 
 
 def _host_release(os_release: Path) -> str:

@@ -31,15 +31,15 @@ _FOUND = {
 }
 
 
-def convert(root: Node, model: type[T], shown: str) -> T:
-    """The nodes as a model. Raises BadInput, or Problems with all that does not fit."""
-    walk = _Walk(Collector(shown))
+def convert(root: Node, model: type[T], problems: Collector) -> T:
+    """The nodes as a model. Raises BadInput, or Problems with all that was noted."""
+    walk = _Walk(problems)
     plain = walk.value(root, types.type_info(model), "", root)
-    walk.problems.finish()
+    problems.finish()
     try:
         return msgspec.convert(plain, model)
     except msgspec.ValidationError as error:  # a rule of the model that the walk lacks
-        raise BadInput("pins.schema", str(error), where=shown) from error
+        raise BadInput("pins.schema", str(error), where=problems.shown) from error
 
 
 class _Walk:

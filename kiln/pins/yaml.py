@@ -105,8 +105,10 @@ def load_document(path: Path, model: type[T], *, shown: str | None = None) -> Do
     from kiln.pins.convert import convert
 
     name = shown or str(path)
-    root = parse(read(path, name), name)
-    return Document(name, convert(root, model, name), root)
+    # One collector for both passes: a key that stands twice does not hide other problems.
+    problems = Collector(name)
+    root = parse(read(path, name), problems)
+    return Document(name, convert(root, model, problems), root)
 
 
 def read(path: Path, shown: str) -> str:
@@ -145,9 +147,12 @@ def read(path: Path, shown: str) -> str:
         ) from error
 
 
-def parse(text: str, shown: str) -> Node:
-    """The text's one document as nodes. Raises all that is wrong with it as YAML."""
-    return _Builder(text, Collector(shown)).build()
+def parse(text: str, problems: Collector) -> Node:
+    """The text's one document as nodes.
+
+    Raises where the YAML cannot be read on; notes in `problems` what else is wrong.
+    """
+    return _Builder(text, problems).build()
 
 
 # The C loader lacks nothing here; the other reads the same, ten times slower.
@@ -191,7 +196,6 @@ class _Builder:
         root = self._root
         if root is None or (isinstance(root, Scalar) and root.kind == "null"):
             self._problems.fatal("pins.empty", "the file holds nothing", root)
-        self._problems.finish()
         return root
 
     def _read_events(self) -> None:

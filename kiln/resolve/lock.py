@@ -23,7 +23,7 @@ from kiln.lock.file import locks_path, read_lock, write_lock
 from kiln.lock.model import Closure, Deb, Lock, Resolved, Suite, Wheel
 from kiln.lock.request import request
 from kiln.pins.load import Project
-from kiln.pins.model import Asset, BuildRoot, Pin, Recipe
+from kiln.pins.model import Asset, Pin, Recipe
 from kiln.progress import Reporter
 from kiln.resolve.debian import Apt
 from kiln.resolve.scripts import check_scripts
@@ -219,7 +219,7 @@ class _Resolver:
             apt = Apt(release, security, self.recipe.architecture, self.reporter)
             self.apts[key] = self.open.enter_context(apt)
             self.suites |= apt.suites
-        return tuple(self.apts[key].solve(groups))
+        return tuple(sorted(self.apts[key].solve(groups)))
 
     # ---- checks --------------------------------------------------------------------------
 

@@ -67,7 +67,7 @@ class Server:
             def do_GET(self) -> None:
                 outer._serve(self)
 
-            do_HEAD = do_GET  # noqa: N815
+            do_HEAD = do_GET
 
             def log_message(self, format: str, *args: object) -> None:
                 pass
@@ -114,7 +114,9 @@ class Server:
         return [seen.path for seen in self.seen]
 
     def _serve(self, handler: BaseHTTPRequestHandler) -> None:
-        seen = Seen(handler.command, handler.path, dict(handler.headers.items()))
+        seen = Seen(
+            handler.command, handler.path, {k.title(): v for k, v in handler.headers.items()}
+        )
         with self._lock:
             self.seen.append(seen)
             left = self._scripts.get(handler.path.partition("?")[0], [Answer(status=404)])

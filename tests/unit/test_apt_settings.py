@@ -229,3 +229,9 @@ def test_a_snapshot_template_is_checked(machine: Machine, template: str) -> None
     with pytest.raises(KilnError) as caught:
         candidates(package(), SUITE, environ, machine.apt, machine.os_release)
     assert caught.value.code == "fetch.bad-snapshot"
+
+
+def test_a_mirror_named_twice_keeps_its_first_place() -> None:
+    environ = {"KILN_DEBIAN_MIRROR": "http://a.example/d http://b.example/d http://a.example/d/"}
+    found = [mirror.uri for mirror in mirrors("bookworm", environ)]
+    assert found == ["http://a.example/d", "http://b.example/d"]
