@@ -10,9 +10,8 @@ crun executes a sealed copy of /proc/self/exe (against CVE-2019-5736). Through t
 that file is the loader; crun hands it the command line it was started with, loader
 options and all, so the second start finds its libraries as the first did.
 
-Where both versions of cgroups are mounted ("hybrid"), crun 1.8 refuses to run even with
-its cgroup manager disabled. There it is started in a mount namespace of its own, without
-the second version's mount.
+What crun dislikes of a host (both versions of cgroups mounted) is hidden from it by
+kiln/run/isolate.py.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -37,9 +36,6 @@ LINK = "tools"
 # glibc's loader on x86-64, and where Debian's multiarch puts libraries.
 LOADER = "lib64/ld-linux-x86-64.so.2"
 LIBRARIES = ("usr/lib/x86_64-linux-gnu", "usr/lib")
-# Where systemd mounts version 2 beside version 1, and how to start a program without it.
-UNIFIED = Path("/sys/fs/cgroup/unified")
-_WITHOUT = ("unshare", "-m", "/bin/sh", "-c", 'umount "$0" && exec "$@"', str(UNIFIED))
 # Folders of system programs that an ordinary user's PATH may lack.
 SYSTEM = ("/usr/sbin", "/sbin")
 
@@ -75,8 +71,6 @@ def find_runtime(store: Store, reporter: Reporter) -> Runtime:
             fix="install the package crun (or runc), or let `kiln build` fetch the "
             "closure `sandbox` of the lock",
         )
-    if tool.name == "crun" and UNIFIED.is_mount():
-        tool = replace(tool, argv=(*_WITHOUT, *tool.argv))
     reporter.note(f"runtime: {tool}")
     return tool
 

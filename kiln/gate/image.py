@@ -96,9 +96,7 @@ def gate_target(
     starter = _runner(project, found, runner, store, fetcher, reporter)
     launch = _launch(chosen, model)
     with starter.start(image, launch) as server:
-        evidence = judge(
-            server, expected, store=store, runner=starter.name, reporter=reporter
-        )
+        evidence = judge(server, expected, store=store, runner=starter.name, reporter=reporter)
     return Judged(found.name, evidence, replayed=False)
 
 
@@ -138,9 +136,7 @@ def _preset_hash(project: Project, lock: Lock, preset: Preset) -> str:
 
 def _still_holds(old: Evidence, expected: Expected) -> bool:
     """Whether evidence may be replayed: whole, of this preset, and with a verdict."""
-    return (
-        old.complete and old.preset_hash == expected.preset_hash and old.verdict != "not-run"
-    )
+    return old.complete and old.preset_hash == expected.preset_hash and old.verdict != "not-run"
 
 
 def _model(

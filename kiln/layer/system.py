@@ -71,6 +71,7 @@ ALTERNATIVES: Sequence[tuple[str, str, str]] = (
     ("usr/bin/c89", "c89", "usr/bin/c89-gcc"),
     ("usr/bin/c99", "c99", "usr/bin/c99-gcc"),
     ("usr/lib/cpp", "cpp", "usr/bin/cpp"),
+    ("usr/bin/pager", "pager", "usr/bin/more"),
     ("usr/bin/which", "which", "usr/bin/which.debianutils"),
     ("usr/sbin/rmt", "rmt", "usr/sbin/rmt-tar"),
     ("usr/share/man/man7/builtins.7.gz", "builtins.7.gz", "usr/share/man/man7/bash-builtins.7.gz"),

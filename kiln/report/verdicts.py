@@ -21,9 +21,9 @@ def verdicts_text(evidence: Evidence, *, colour: bool = False) -> str:
     lines = [f"sha256:{evidence.digest}, preset {evidence.preset}, runner {evidence.runner}"]
     for case in evidence.cases:
         verdict = _coloured(f"{case.verdict:<9}", case.verdict, colour)
-        detail = " ".join(case.detail.split())
+        detail = _printable(" ".join(case.detail.split()))
         lines.append(f"{verdict} {case.id:<{width}}  {detail}".rstrip())
-        lines += [f"{'':<10}{line}" for line in case.reason.splitlines()]
+        lines += [f"{'':<10}{_printable(line)}" for line in case.reason.splitlines()]
     counts = dict.fromkeys(_COLOURS, 0)
     for case in evidence.cases:
         counts[case.verdict] += 1
@@ -39,6 +39,11 @@ def verdicts_data(evidence: Evidence) -> dict[str, object]:
     """For --json: the evidence, with the verdict on the whole."""
     data: dict[str, object] = msgspec.to_builtins(evidence)
     return data | {"verdict": evidence.verdict}
+
+
+def _printable(text: str) -> str:
+    """What a server said must not steer the reader's terminal."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def _coloured(text: str, verdict: str, colour: bool) -> str:

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Starting images, and talking to the servers inside: runners, client, archives."""

@@ -30,6 +30,7 @@ from kiln.graph.build import build
 from kiln.lock.model import Wheel
 from kiln.pins.load import load_project
 from kiln.progress import Silent
+from kiln.run import isolate
 from kiln.source.entry import data_entry
 from kiln.source.tree import read_tree, write_tree
 from kiln.store import Store
@@ -247,7 +248,10 @@ def test_crun_of_the_closure_runs_a_bundle(
     )
     options = ["--cgroup-manager=disabled", "--root", str(tmp_path / "state")]
     done = subprocess.run(
-        [*runtime.argv, *options, "run", "--bundle", str(bundle), "kiln-test"],
+        [
+            *(sys.executable, isolate.__file__, "--host", "--cgroups", "--"),
+            *(*runtime.argv, *options, "run", "--bundle", str(bundle), "kiln-test"),
+        ],
         check=False,
         capture_output=True,
         text=True,

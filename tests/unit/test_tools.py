@@ -29,12 +29,11 @@ class Notes(Silent):
 
 @pytest.fixture(autouse=True)
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder with the host's programs, and no hybrid cgroups."""
+    """The folder with the host's programs."""
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))
     monkeypatch.setattr(tools, "SYSTEM", ())
-    monkeypatch.setattr(tools, "UNIFIED", tmp_path / "unified")
     return folder
 
 
@@ -93,21 +92,3 @@ def test_without_any_the_refusal_says_what_to_install(store: Store) -> None:
         find_runtime(store, Silent())
     assert error.value.code == "runtime.none"
     assert "crun" in error.value.fix
-
-
-def test_under_hybrid_cgroups_crun_starts_without_version_2(
-    store: Store, host: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tools, "UNIFIED", Path("/proc"))  # a mount, on any machine
-    crun = program(host, "crun")
-    argv = find_runtime(store, Silent()).argv
-    assert argv[:2] == ("unshare", "-m")
-    assert argv[-1] == crun
-
-
-def test_under_hybrid_cgroups_runc_needs_no_help(
-    store: Store, host: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tools, "UNIFIED", Path("/proc"))
-    runc = program(host, "runc")
-    assert find_runtime(store, Silent()).argv == (runc,)
