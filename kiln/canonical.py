@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 import msgspec
 
-JSON: TypeAlias = "None | bool | int | str | Sequence[JSON] | Mapping[str, JSON]"
+JSON: TypeAlias = "bool | int | str | Sequence[JSON] | Mapping[str, JSON] | None"
 
 _HEX = re.compile(r"[0-9a-f]{64}\Z")
 

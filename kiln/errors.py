@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+
 class KilnError(Exception):
     """Base of every error that Kiln raises on purpose.
 
@@ -92,6 +93,7 @@ class Problems(KilnError):
         return "\n".join(str(error) for error in self.errors)
 
     def as_dict(self) -> dict[str, object]:
+        """All errors for `--json`."""
         return {"code": self.code, "errors": [error.as_dict() for error in self.errors]}
 
 

@@ -48,6 +48,7 @@ class Lines:
 
     @contextlib.contextmanager
     def task(self, name: str, total: int | None = None) -> Iterator[Task]:
+        """See `Reporter`."""
         counter, start = _Counter(), time.monotonic()
         yield counter
         if (seconds := time.monotonic() - start) > 0.5:
@@ -55,6 +56,7 @@ class Lines:
             self.note(f"{name}: done in {seconds:.1f} s{size}")
 
     def note(self, text: str) -> None:
+        """See `Reporter`."""
         with self._lock:
             print(text, file=self._stream, flush=True)
 
@@ -64,10 +66,11 @@ class Silent:
 
     @contextlib.contextmanager
     def task(self, name: str, total: int | None = None) -> Iterator[Task]:
+        """See `Reporter`."""
         yield _Counter()
 
     def note(self, text: str) -> None:
-        pass
+        """See `Reporter`."""
 
 
 def human(size: int) -> str:

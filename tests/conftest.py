@@ -19,9 +19,10 @@ ROOT = Path(__file__).parent.parent
 
 def cache_dir() -> Path:
     """Large downloads, shared by all tests and kept between runs; outside the repository."""
-    configured = os.environ.get("KILN_TEST_CACHE")
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(configured) if configured else Path(cache) / "kiln-tests"
+    if configured := os.environ.get("KILN_TEST_CACHE"):
+        return Path(configured)
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "kiln-tests"
 
 
 def _lacks(item: pytest.Item) -> str:

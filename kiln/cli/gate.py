@@ -19,9 +19,7 @@ from kiln.cli.session import Session, with_session
 )
 @click.option("--again", is_flag=True, help="Run the gates although there is evidence already.")
 @with_session
-def command(
-    session: Session, target: str | None, preset: str, runner: str, again: bool
-) -> int:
+def command(session: Session, target: str | None, preset: str, runner: str, again: bool) -> int:
     """Start the very image and judge it: smoke, coherence, tool calls.
 
     It runs with no network but its own loopback; the gate talks to it over a Unix

@@ -14,7 +14,10 @@ from kiln.cli.session import Session, pin_argument, with_session
 @pin_argument
 @click.option("--name", help="Repository:tag to give it; default: kiln/PIN:DIGITS of the digest.")
 @click.option(
-    "--output", "-o", type=click.Path(path_type=Path), help="Write an archive instead ('-': stdout)."
+    "--output",
+    "-o",
+    type=click.Path(path_type=Path),
+    help="Write an archive instead ('-': stdout).",
 )
 @with_session
 def command(session: Session, pin: str | None, name: str | None, output: Path | None) -> None:

@@ -12,9 +12,7 @@ from kiln.cli.session import Session, pin_argument, with_session
 @click.option("--upgrade", "-U", multiple=True, metavar="NAME", help="Let this package move.")
 @click.option("--upgrade-all", is_flag=True, help="Let every package move.")
 @with_session
-def command(
-    session: Session, pin: str | None, upgrade: tuple[str, ...], upgrade_all: bool
-) -> None:
+def command(session: Session, pin: str | None, upgrade: tuple[str, ...], upgrade_all: bool) -> None:
     """Resolve PIN's inputs, with a network, and write images/locks/PIN.lock.
 
     Wheels by uv (which runs no foreign code here), Debian packages by apt with its

@@ -120,7 +120,7 @@ class Graph:
                 raise ValueError(f"two nodes are called {node.name!r}")
             self.nodes[node.name] = node
         sorter = graphlib.TopologicalSorter({n.name: n.depends() for n in self.nodes.values()})
-        self.order = [name for name in sorter.static_order()]
+        self.order = list(sorter.static_order())
 
     def __getitem__(self, name: str) -> Node:
         return self.nodes[name]
@@ -136,9 +136,7 @@ class Graph:
         return [name for name in self.order if name in wanted]
 
 
-def resolve(
-    node: Node, results: Mapping[str, Mapping[str, Digest]]
-) -> dict[str, Digest] | None:
+def resolve(node: Node, results: Mapping[str, Mapping[str, Digest]]) -> dict[str, Digest] | None:
     """The node's input digests, or None while a node before it has no result yet."""
     found: dict[str, Digest] = {}
     for name, item in node.inputs.items():

@@ -47,7 +47,7 @@ def build(
         todo = [graph[action.name] for action in plan.todo]
         if todo:
             fetcher.fetch(plan.fetches)
-            _run_all(store, todo, results, fetcher, reporter, jobs or os.cpu_count() or 1)
+            _run_all(store, todo, results, reporter, jobs or os.cpu_count() or 1)
         return results
 
 
@@ -55,7 +55,6 @@ def _run_all(
     store: Store,
     todo: list[Node],
     results: dict[str, Mapping[str, Digest]],
-    fetcher: Fetcher,
     reporter: Reporter,
     jobs: int,
 ) -> None:

@@ -69,9 +69,7 @@ def assemble(
     """The graph of this pin's image. Its goal is the node `GOAL`."""
     recipe = project.recipe(pin.recipe)
     sources = Sources(project, pin, recipe, resolved, local)
-    layers = [
-        layer for layer in _layers(sources, pin, recipe, identity, local) if layer.sources
-    ]
+    layers = [layer for layer in _layers(sources, pin, recipe, identity, local) if layer.sources]
     winners = {path: f"wheel:{winner}" for path, winner in recipe.wheels.winners.items()}
     nodes = [*sources.roots.nodes, *(layer.node(winners) for layer in layers)]
     names = tuple(layer.name for layer in layers)
@@ -163,4 +161,3 @@ def _runtime(runtime: Runtime | None, texts: Mapping[str, str]) -> dict[str, JSO
     if runtime.ports:
         config["ExposedPorts"] = {port: {} for port in runtime.ports}
     return config
-

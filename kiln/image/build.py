@@ -223,7 +223,10 @@ def replace_lock(lock: Lock, local: Local, outputs: Outputs) -> Lock:
 def _check_local(project: Project, prepared: Prepared, locked: bool, reporter: Reporter) -> bool:
     """Whether the lock's local part is today's; with `locked` a difference is an error."""
     old = prepared.lock.local
-    if old is not None and msgspec.structs.replace(old, encoder=prepared.local.encoder) == prepared.local:
+    if (
+        old is not None
+        and msgspec.structs.replace(old, encoder=prepared.local.encoder) == prepared.local
+    ):
         return True
     changes = difference(old, prepared.local) if old is not None else []
     why = "\n".join(str(change) for change in changes) or "the lock has no local part yet"
@@ -257,7 +260,8 @@ def _check_outputs(
     project: Project, store: Store, prepared: Prepared, built: Outputs, results: Results
 ) -> None:
     lock = prepared.lock
-    assert lock.outputs is not None and lock.local is not None
+    assert lock.outputs is not None
+    assert lock.local is not None
     if built == lock.outputs:
         return
     raise compare_outputs(

@@ -86,4 +86,3 @@ def local_part(project: Project, pin: Pin, series: tuple[LockedPatch, ...]) -> L
         steps=versions(),
         encoder=ENCODER,
     )
-

@@ -89,14 +89,10 @@ class _Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def _image(context: Context) -> dict[str, Digest]:
     params = msgspec.convert(context.params, _Params)
     blobs, inputs = context.store.blobs, context.inputs
-    check_stack(
-        {n: parse_listing(blobs.read(inputs[f"files:{n}"].sha256)) for n in params.layers}
-    )
+    check_stack({n: parse_listing(blobs.read(inputs[f"files:{n}"].sha256)) for n in params.layers})
     layers = read_layers({name: blobs.read(inputs[name].sha256) for name in params.layers})
     config = blobs.put(config_bytes(layers, params.runtime, params.architecture))
-    manifest = blobs.put(
-        manifest_bytes(layers, config, params.annotations, params.compression)
-    )
+    manifest = blobs.put(manifest_bytes(layers, config, params.annotations, params.compression))
     return {"config": config, "manifest": manifest}
 
 

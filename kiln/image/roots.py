@@ -37,14 +37,10 @@ class Roots:
         """The tree of a package."""
         if deb.sha256 not in self._trees:
             name = f"deb:{deb.name}_{deb.version}"
-            self._trees[deb.sha256] = self.add(
-                Node(name, DEB, {"deb": locked(deb)}, {}, deb.size)
-            )
+            self._trees[deb.sha256] = self.add(Node(name, DEB, {"deb": locked(deb)}, {}, deb.size))
         return self._trees[deb.sha256]
 
-    def root(
-        self, closure: Closure, recipe: BuildRoot
-    ) -> tuple[dict[str, Input], dict[str, JSON]]:
+    def root(self, closure: Closure, recipe: BuildRoot) -> tuple[dict[str, Input], dict[str, JSON]]:
         """A build root: inputs for a node, and its parameter "root"."""
         install = Install(
             site=recipe.site.strip("/"),

@@ -62,7 +62,8 @@ def show_pin(project: Project, store: Store, name: str | None) -> Shown:
         rows += [
             ("evidence", f"{preset}: sha256:{sha}")
             for preset in pin.presets
-            if lock.outputs and (sha := store.actions.evidence(lock.outputs.manifest.sha256, preset))
+            if lock.outputs
+            and (sha := store.actions.evidence(lock.outputs.manifest.sha256, preset))
         ]
     else:
         rows.append(("lock", "none"))
@@ -124,9 +125,7 @@ def show_digest(project: Project, store: Store, text: str) -> Shown:
     if any(sha == own for own in store.blobs):
         size = store.blobs.path(sha).stat().st_size
     rows.append(("store", f"here, {human(size)}" if size is not None else "not here"))
-    return Shown(
-        tuple(rows), {"digest": f"sha256:{sha}", "kind": kind, "pin": pin, "size": size}
-    )
+    return Shown(tuple(rows), {"digest": f"sha256:{sha}", "kind": kind, "pin": pin, "size": size})
 
 
 def _known(project: Project, store: Store) -> Iterator[tuple[str, tuple[str, str]]]:

@@ -81,7 +81,14 @@ def lock_pin(
         return Changed(name, ())
     with store.building():
         resolver = _Resolver(
-            project, name, pin, recipe, store, reporter, old, True if upgrade_all else tuple(upgrade)
+            project,
+            name,
+            pin,
+            recipe,
+            store,
+            reporter,
+            old,
+            True if upgrade_all else tuple(upgrade),
         )
         resolved = resolver.resolve(wanted)
     if old is not None and resolved == old.resolved:

@@ -32,8 +32,9 @@ def default_root() -> Path:
     """KILN_STORE, or kiln's folder in XDG data."""
     if configured := os.environ.get("KILN_STORE"):
         return Path(configured).expanduser().absolute()
-    data = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
-    return Path(data) / "kiln"
+    if data := os.environ.get("XDG_DATA_HOME"):
+        return Path(data) / "kiln"
+    return Path.home() / ".local" / "share" / "kiln"
 
 
 class Store:

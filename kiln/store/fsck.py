@@ -32,8 +32,9 @@ class Report:
         """For people."""
         lines = [f"{self.blobs} blobs ({human(self.bytes)}), {self.results} results"]
         lines += [f"corrupt: sha256:{sha} (moved to {self.aside})" for sha in self.corrupt]
-        lines += [f"forgotten: the result of {node}, whose blobs are gone"
-                  for node in self.forgotten]
+        lines += [
+            f"forgotten: the result of {node}, whose blobs are gone" for node in self.forgotten
+        ]
         lines.append("damaged; build again to make what is missing" if self.damaged else "all good")
         return "\n".join(lines)
 

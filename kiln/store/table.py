@@ -92,8 +92,8 @@ class ActionTable:
     def items(self) -> Iterator[tuple[str, str, dict[str, Digest]]]:
         """All rows: key, node, outputs."""
         for key, node, outputs in self._run("select key, node, outputs from action order by key"):
-            assert isinstance(key, str) and isinstance(node, str) and isinstance(outputs, bytes)
-            yield key, node, msgspec.json.decode(outputs, type=dict[str, Digest])
+            assert isinstance(outputs, bytes)
+            yield str(key), str(node), msgspec.json.decode(outputs, type=dict[str, Digest])
 
     def forget(self, key: str) -> None:
         """Drop one result."""

@@ -42,9 +42,7 @@ def test_killed_at_many_moments_it_builds_to_the_same_digest(built: tuple[Small,
     shutil.rmtree(small.store)
     assert small.kiln("build", "--locked").returncode == 0
     whole = time.monotonic() - begin
-    seed = random.randrange(1 << 30)
-    print(f"seed {seed}")  # shown where the test fails
-    moments = random.Random(seed)
+    moments = random.Random()  # another run kills at other moments
     killed = 0
     for turn in range(24):
         if turn % 4 == 0:  # from nothing again; between, from whatever the kill left

@@ -75,7 +75,7 @@ def test_the_image_holds_the_patched_file_and_a_true_record(locked: Small) -> No
     hello = files[f"{SITE}/vllm/hello.py"]
     assert hello == HELLO.replace('"hello"', '"hello, patched"').encode()
     record = files[f"{SITE}/vllm-1.0.0+tiny.dist-info/RECORD"].decode()
-    assert f"vllm/hello.py,sha256=" in record
+    assert "vllm/hello.py,sha256=" in record
     assert str(len(hello)) in next(r for r in record.splitlines() if r.startswith("vllm/hello.py"))
     assert b"Name: vllm\nVersion: 1.0.0+tiny" in files[f"{SITE}/vllm-1.0.0+tiny.dist-info/METADATA"]
     assert files["usr/local/bin/vllm"].startswith(b"#!/usr/bin/python3.11\n")

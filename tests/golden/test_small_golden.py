@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from kiln.errors import BadInput, Problems
+from kiln.graph.action import resolve
 from kiln.graph.plan import make_plan
 from kiln.image.assemble import GOAL
 from kiln.image.build import build_pin, prepare
-from kiln.graph.action import resolve
 from kiln.pins.load import load_project
 from kiln.progress import Silent
 from kiln.resolve.lock import lock_pin

@@ -62,16 +62,20 @@ versions:
   - {range: "==1.0.0+tiny", file: 1.0.0.patch}
 """
 
-DIFF = """\
---- a/vllm/hello.py
-+++ b/vllm/hello.py
-@@ -2,4 +2,4 @@
- 
- 
- def hello() -> str:
--    return "hello"
-+    return "hello, patched"
-"""
+# A context line that is empty still begins with its blank.
+DIFF = "\n".join(
+    [
+        "--- a/vllm/hello.py",
+        "+++ b/vllm/hello.py",
+        "@@ -2,4 +2,4 @@",
+        " ",
+        " ",
+        " def hello() -> str:",
+        '-    return "hello"',
+        '+    return "hello, patched"',
+        "",
+    ]
+)
 
 
 def make_wheel(
@@ -89,7 +93,9 @@ def make_wheel(
     stem = f"{name.replace('-', '_')}-{version}"
     info = f"{stem}.dist-info"
     head = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
-    members = {path: data.encode() if isinstance(data, str) else data for path, data in files.items()}
+    members = {
+        path: data.encode() if isinstance(data, str) else data for path, data in files.items()
+    }
     members[f"{info}/METADATA"] = "\n".join(
         [*head, *(f"Requires-Dist: {r}" for r in requires), ""]
     ).encode()
@@ -149,7 +155,11 @@ def make_small(folder: Path) -> Small:
     """A fresh small project below a folder, without a lock."""
     small = Small(folder / "project", folder / "wheels", folder / "store")
     small.wheels.mkdir(parents=True)
-    vllm = {"vllm/__init__.py": "", "vllm/hello.py": HELLO, "vllm/data.bin": bytes(range(256)) * 99}
+    vllm: dict[str, str | bytes] = {
+        "vllm/__init__.py": "",
+        "vllm/hello.py": HELLO,
+        "vllm/data.bin": bytes(range(256)) * 99,
+    }
     make_wheel(
         small.wheels, "tiny-vllm", "1.0.0", vllm, ("torch", "idle>=1"), "vllm = vllm.hello:hello"
     )

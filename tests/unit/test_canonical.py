@@ -29,9 +29,7 @@ def test_digest_prints_as_oci_does() -> None:
 
 def test_an_error_says_where_what_why_and_what_to_do() -> None:
     error = BadInput("x.y", "it is wrong", where="f:1:2", why="one\ntwo", fix="mend it")
-    assert str(error) == (
-        "f:1:2: it is wrong [x.y]\n  why: one\n       two\n  do:  mend it"
-    )
+    assert str(error) == ("f:1:2: it is wrong [x.y]\n  why: one\n       two\n  do:  mend it")
     assert error.as_dict()["code"] == "x.y"
 
 

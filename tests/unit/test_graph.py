@@ -29,7 +29,9 @@ class Shelf:
             self.store.blobs.put(self.files[item.name])
 
 
-def text_step(function: Callable[[Mapping[str, bytes]], bytes], log: list[str] | None = None) -> Run:
+def text_step(
+    function: Callable[[Mapping[str, bytes]], bytes], log: list[str] | None = None
+) -> Run:
     def run(context: Context) -> Mapping[str, Digest]:
         if log is not None:
             log.append(str(context.params.get("name")))

@@ -49,6 +49,7 @@ def test_only_the_patch_layer_replaces_files() -> None:
 
 
 def test_all_problems_are_told_at_once() -> None:
-    assert code(
-        wheels=[Line("lib", "0755", "dir"), Line("usr/lib/a", "0644", "bb")]
-    ).split() == ["image.over-link", "image.path-clash"]
+    assert code(wheels=[Line("lib", "0755", "dir"), Line("usr/lib/a", "0644", "bb")]).split() == [
+        "image.over-link",
+        "image.path-clash",
+    ]

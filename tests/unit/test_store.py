@@ -30,9 +30,13 @@ def test_blobs_are_read_only_files(store: Store) -> None:
 
 
 def test_an_exception_leaves_no_blob_and_no_file(store: Store) -> None:
-    with pytest.raises(RuntimeError), store.blobs.writer() as out:
-        out.write(b"half")
-        raise RuntimeError
+    def fail_halfway() -> None:
+        with store.blobs.writer() as out:
+            out.write(b"half")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail_halfway()
     assert list(store.blobs) == []
     assert list(store.blobs.tmp.iterdir()) == []
 
@@ -115,9 +119,7 @@ def test_a_damaged_table_is_an_error_of_the_store(tmp_path: Path) -> None:
     assert error.value.exit_code == 5
 
 
-def test_a_store_of_another_user_is_refused(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_of_another_user_is_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     with pytest.raises(Damaged) as error:
         Store(store.root)
@@ -132,9 +134,13 @@ def test_a_folder_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:
 
 
 def test_nobody_collects_while_somebody_builds(store: Store) -> None:
-    with store.building(), store.building():
-        with pytest.raises(CannotHere) as error, store.collecting():
-            pass
+    with (
+        store.building(),
+        store.building(),
+        pytest.raises(CannotHere) as error,
+        store.collecting(),
+    ):
+        pass
     assert error.value.code == "store.busy"
     with store.collecting():
         pass
