@@ -15,7 +15,7 @@ def command(session: Session, pin: str | None) -> None:
 
     Nothing is fetched, run or written.
     """
-    from kiln.image.build import plan_pin
+    from kiln.image.plan import plan_pin
     from kiln.report.plan import plan_data, plan_text
 
     planned = plan_pin(session.project, pin, session.store, session.reporter)

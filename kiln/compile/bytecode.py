@@ -21,7 +21,7 @@ from kiln.compile import inside
 from kiln.compile.root import RootParams, materialise, root_parts
 from kiln.compile.sandbox import Bind, Command, check, find_sandbox
 from kiln.compile.script import made_entry
-from kiln.graph.action import Context, Step
+from kiln.graph.action import Context
 from kiln.source.entry import Entry
 from kiln.source.tree import read_tree, write_tree
 from kiln.source.wheel import Install, Wheel
@@ -76,7 +76,10 @@ def sources(entries: Iterable[Entry], tag: str) -> list[Entry]:
     ]
 
 
-def _run(context: Context) -> Mapping[str, Digest]:
+def run(context: Context) -> Mapping[str, Digest]:
+    """Inputs "source" (wheel or tree), "root/..." (the image's Python; root.root_inputs);
+    parameters `Params`; outputs "out": a tree of .pyc files at their final paths, "skipped":
+    canonical JSON, source path -> why it has no bytecode."""
     params = msgspec.convert(dict(context.params), Params)
     tag = cache_tag(params.install.interpreter)
     todo = sources(_entries(context, params), tag)
@@ -153,9 +156,3 @@ def _say(context: Context, filename: str, total: int, skipped: Mapping[str, str]
         shown.append(f"  and {len(skipped) - _SHOWN} more")
     head = f"{filename}: {len(skipped)} of {total} files do not compile, and stay as they are"
     context.reporter.note("\n".join([head, *shown]))
-
-
-BYTECODE = Step("bytecode", 1, _run)
-"""Inputs "source" (wheel or tree), "root/..." (the image's Python; root.root_inputs);
-parameters `Params`; outputs "out": a tree of .pyc files at their final paths, "skipped":
-canonical JSON, source path -> why it has no bytecode."""

@@ -19,7 +19,7 @@ from kiln.compile.root import RootParams
 from kiln.compile.script import files_below, missing, run_script
 from kiln.compile.sdist import read_sdist
 from kiln.errors import JudgedBad, KilnError, raise_problems
-from kiln.graph.action import Context, Step
+from kiln.graph.action import Context
 from kiln.source.wheel import Wheel
 
 
@@ -47,7 +47,10 @@ def built_name(name: str, version: str) -> str:
     return f"{name.replace('-', '_')}-{version}-py3-none-any.whl"
 
 
-def _run(context: Context) -> Mapping[str, Digest]:
+def run(context: Context) -> Mapping[str, Digest]:
+    """Inputs "sdist", "recipe" (a tree: the files beside the recipe), "root/..."
+    (root.root_inputs);
+    parameters `Params`; output "out": the wheel."""
     params = msgspec.convert(dict(context.params), Params)
     what = f"the build of {params.name} {params.version}"
     sources = read_sdist(context.path("sdist"), params.sdist, context.tmp)
@@ -102,8 +105,3 @@ def _leaks(wheel: Wheel, context: Context) -> list[JudgedBad]:
         for name in wheel.names()
         if any(place in wheel.read(name) for place in places)
     ]
-
-
-COMPONENT = Step("component", 1, _run)
-"""Inputs "sdist", "recipe" (tree of the files beside the recipe), "root/..." (root.root_inputs);
-parameters `Params`; output "out": the wheel."""

@@ -6,34 +6,22 @@ whose flags, or whose model, have changed since is not replayed.
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 
-from kiln.canonical import Digest, key
-from kiln.errors import BadInput, CannotHere
-from kiln.gate.model import Evidence, Expected, Patch
-from kiln.gate.run import judge, replay
-from kiln.graph.build import build
-from kiln.image.build import LockFetcher
+from kiln.canonical import key
+from kiln.errors import BadInput
+from kiln.gate.evidence import replay
+from kiln.gate.model import GATES_VERSION, Evidence, Expected, Patch
 from kiln.image.identity import identify
-from kiln.image.read import read_image
-from kiln.image.roots import model_graph
 from kiln.image.target import Target, find_target
-from kiln.image.tools import BUBBLEWRAP, RUNTIMES, ensure_tool
 from kiln.lock.model import Lock
 from kiln.lock.request import folder_hash
 from kiln.pins.load import Project
 from kiln.pins.model import Preset
 from kiln.progress import Reporter
-from kiln.run.runner import Launch, Runner, new_nonce
-from kiln.source.tree import read_tree, unpack
 from kiln.store import Store
-
-ENDPOINT = "endpoint="
 
 
 @dataclass(frozen=True)
@@ -81,22 +69,14 @@ def gate_target(
             fix="add one under `presets`, or name one that is there with --preset",
         )
     expected = _expected(project, found, preset, chosen)
-    if not again and not runner.startswith(ENDPOINT):
+    if not again and not runner.startswith("endpoint="):
         old = replay(store, expected.digest, preset)
         if old is not None and _still_holds(old, expected):
             return Judged(found.name, old, replayed=True)
-    image = read_image(store, expected.digest)
-    fetcher = LockFetcher(project, found.lock, store, reporter)
-    resolved = found.lock.resolved
-    if runner.startswith(ENDPOINT):
-        model = Path(chosen.model)  # whatever the endpoint serves; nothing is mounted
-    else:
-        ensure_tool(BUBBLEWRAP, project, resolved, store, fetcher, reporter)
-        model = _model(project, found, chosen.model, store, fetcher, reporter)
-    starter = _runner(project, found, runner, store, fetcher, reporter)
-    launch = _launch(chosen, model)
-    with starter.start(image, launch) as server:
-        evidence = judge(server, expected, store=store, runner=starter.name, reporter=reporter)
+    # Imported here: a replay starts nothing.
+    from kiln.gate.start import start_and_judge
+
+    evidence = start_and_judge(project, found, chosen, expected, runner, store, reporter)
     return Judged(found.name, evidence, replayed=False)
 
 
@@ -122,7 +102,7 @@ def _expected(project: Project, found: Target, name: str, preset: Preset) -> Exp
 
 
 def _preset_hash(project: Project, lock: Lock, preset: Preset) -> str:
-    """Over the launch, and over what its model is made from."""
+    """Over the launch, what its model is made from, and the judges."""
     closure = lock.resolved.closures[f"model/{preset.model}"]
     folder = project.root / "build" / "models" / preset.model
     return key(
@@ -130,6 +110,7 @@ def _preset_hash(project: Project, lock: Lock, preset: Preset) -> str:
             "preset": msgspec.to_builtins(preset),
             "model": msgspec.to_builtins(closure),
             "recipe": folder_hash(folder),
+            "gates": GATES_VERSION,
         }
     )
 
@@ -137,70 +118,3 @@ def _preset_hash(project: Project, lock: Lock, preset: Preset) -> str:
 def _still_holds(old: Evidence, expected: Expected) -> bool:
     """Whether evidence may be replayed: whole, of this preset, and with a verdict."""
     return old.complete and old.preset_hash == expected.preset_hash and old.verdict != "not-run"
-
-
-def _model(
-    project: Project,
-    found: Target,
-    name: str,
-    store: Store,
-    fetcher: LockFetcher,
-    reporter: Reporter,
-) -> Path:
-    """The folder of a gates' model, made from the lock where it is not there."""
-    graph, goal = model_graph(project, found.lock.resolved, name)
-    tree: Digest = build(store, graph, goal, fetcher, reporter)[goal]["out"]
-    target = store.roots / f"model-{tree.sha256}" / name
-    if not target.is_dir():
-        scratch = Path(tempfile.mkdtemp(prefix="model-", dir=store.blobs.tmp))
-        try:
-            unpack(read_tree(store.blobs.path(tree.sha256)), scratch / "whole" / name)
-            (scratch / "whole").rename(target.parent)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
-    return target
-
-
-def _runner(
-    project: Project,
-    found: Target,
-    wanted: str,
-    store: Store,
-    fetcher: LockFetcher,
-    reporter: Reporter,
-) -> Runner:
-    if wanted.startswith(ENDPOINT):
-        from kiln.run.endpoint import EndpointRunner
-
-        return EndpointRunner(wanted.removeprefix(ENDPOINT))
-    if wanted in ("docker", "auto"):
-        from kiln.run.docker import DockerRunner
-        from kiln.run.engine import Engine
-
-        try:
-            return DockerRunner(store, Engine.connect(), reporter)
-        except CannotHere as error:
-            if wanted == "docker":
-                raise
-            reporter.note(f"runner: bundle, since {error.what}")
-    if wanted in ("bundle", "auto"):
-        from kiln.compile.tools import find_runtime
-        from kiln.run.bundle import BundleRunner
-
-        ensure_tool(RUNTIMES, project, found.lock.resolved, store, fetcher, reporter)
-        return BundleRunner(store, find_runtime(store, reporter), reporter)
-    raise BadInput(
-        "gate.unknown-runner",
-        f"there is no runner {wanted!r}",
-        fix="use docker, bundle, or endpoint=URL",
-    )
-
-
-def _launch(preset: Preset, model: Path) -> Launch:
-    return Launch(
-        model=model,
-        served_name=new_nonce(),
-        args=preset.args,
-        env=preset.env,
-        start_seconds=preset.start_seconds,
-    )

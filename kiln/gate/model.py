@@ -16,6 +16,8 @@ import msgspec
 from kiln.canonical import dumps
 
 SCHEMA = 1
+# Raise it whenever a gate asks or judges otherwise: evidence of other judges is not replayed.
+GATES_VERSION = 1
 
 Verdict: TypeAlias = Literal["pass", "fail", "known-bad", "healed", "not-run"]
 Overall: TypeAlias = Literal["pass", "fail", "not-run"]

@@ -9,6 +9,7 @@ what comes out, so the hash of it is the key of the result.
 from __future__ import annotations
 
 import graphlib
+import importlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,12 +65,20 @@ Run: TypeAlias = Callable[[Context], Mapping[str, Digest]]
 class Step:
     """A kind of action: its mnemonic, the version of its code, and the code.
 
-    Raise `version` whenever the same inputs would give other bytes.
+    code: a function, or where one is, "module:function" (see kiln/graph/steps.py).
     """
 
     mnemonic: str
     version: int
-    run: Run
+    code: Run | str
+
+    def run(self, context: Context) -> Mapping[str, Digest]:
+        """Run the code."""
+        if isinstance(self.code, str):
+            module, _, name = self.code.partition(":")
+            code: Run = getattr(importlib.import_module(module), name)
+            return code(context)
+        return self.code(context)
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from kiln.canonical import JSON
 from kiln.graph.action import Graph, Input, Node, Output
-from kiln.image.files import FILES
+from kiln.graph.steps import FILES, IMAGE
 from kiln.image.identity import MANIFEST_PATH, Identity, labels, manifest_json
-from kiln.image.oci import IMAGE
+from kiln.image.prepare import Prepared
 from kiln.image.sources import Sources, WheelSource
 from kiln.image.stack import PATCHES
 from kiln.layer import step as layer_step
@@ -61,6 +61,13 @@ class _Layer:
         mine = {path: winner for path, winner in winners.items() if winner in self.inputs}
         params = Params(tuple(self.sources), mine)
         return layer_node(f"layer:{self.name}", self.inputs, params, self.estimate)
+
+
+def assemble_prepared(project: Project, prepared: Prepared) -> Assembly:
+    """The graph of a prepared pin."""
+    return assemble(
+        project, prepared.pin, prepared.lock.resolved, prepared.local, prepared.identity
+    )
 
 
 def assemble(

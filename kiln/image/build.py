@@ -7,29 +7,20 @@ compare the outputs with the lock's, or write them where the parts above changed
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
 
-from kiln.canonical import Digest
-from kiln.errors import BadInput, CannotHere, JudgedBad
-from kiln.graph.action import Locked
-from kiln.graph.build import Fetcher, Results, build
-from kiln.graph.plan import Plan, make_plan
-from kiln.image.assemble import GOAL, Assembly, assemble
-from kiln.image.identity import Identity, identify
+from kiln.canonical import Digest, digest, dumps, sha256
+from kiln.errors import BadInput
+from kiln.image.identity import Identity
 from kiln.image.layout import name_image
-from kiln.image.local import local_part, local_series
-from kiln.image.oci import read_layers
-from kiln.image.tools import BUBBLEWRAP, ensure_tool
-from kiln.lock.compare import Change, compare_outputs, difference, stale, stale_error
-from kiln.lock.file import locks_path, read_lock, write_lock
+from kiln.image.prepare import LockFetcher, Prepared, prepare, read_pin_lock
+from kiln.lock.compare import compare_outputs, difference
+from kiln.lock.file import locks_path, write_lock
 from kiln.lock.fingerprints import fingerprints, fingerprints_path, write_fingerprints
-from kiln.lock.model import Local, Lock, Outputs
-from kiln.lock.request import request
+from kiln.lock.model import Lock, Outputs
 from kiln.pins.load import Project
-from kiln.pins.model import Pin
 from kiln.progress import Reporter
 from kiln.store import Store
 
@@ -58,113 +49,6 @@ class Built:
         }
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """A pin with its lock read and checked, and the graph that follows from both."""
-
-    name: str
-    pin: Pin
-    lock: Lock
-    local: Local
-    identity: Identity
-    assembly: Assembly
-
-
-@dataclass(frozen=True)
-class Planned:
-    """What `kiln plan` shows: the plan, and what is not as the lock says."""
-
-    pin: str
-    plan: Plan
-    changes: tuple[Change, ...]
-
-
-@dataclass(frozen=True)
-class LockFetcher:
-    """Fetches what a lock and its repository name.
-
-    Files of the repository (patches, scripts) carry their bytes; the rest is looked for
-    where the user's own clients look.
-    """
-
-    project: Project
-    lock: Lock
-    store: Store
-    reporter: Reporter
-
-    def fetch(self, wanted: Sequence[Locked]) -> None:
-        """Have all of these in the store."""
-        for item in wanted:
-            if isinstance(item.source, bytes):
-                self.store.blobs.put(item.source)
-        others = [item for item in wanted if not isinstance(item.source, bytes)]
-        if not others:
-            return
-        # Imported here: a build with nothing to fetch must not pay for HTTP.
-        from kiln.fetch.fetcher import StoreFetcher
-        from kiln.fetch.settings import read_settings
-
-        StoreFetcher(
-            self.store,
-            read_settings(),
-            self.reporter,
-            named=self.project.pins.indexes,
-            suites=self.lock.resolved.suites,
-        ).fetch(others)
-
-
-def read_pin_lock(project: Project, name: str, pin: Pin) -> Lock:
-    """The pin's lock, not stale. Raises BadInput("lock.missing" | "lock.stale" | ...)."""
-    missing = project.recipe(pin.recipe).missing
-    if missing:
-        raise CannotHere(
-            "build.not-supported",
-            f"pin {name!r} cannot be built yet",
-            where=project.where("pins", name),
-            why=missing,
-            fix=f"`kiln show {name}` tells what is known of it",
-        )
-    path = locks_path(project.root, name)
-    if not path.exists():
-        raise BadInput(
-            "lock.missing",
-            f"pin {name!r} has no lock",
-            where=str(path.relative_to(project.root)),
-            fix=f"run `kiln lock {name}` (it needs a network) and commit the file it writes",
-        )
-    lock = read_lock(path)
-    if changes := stale(lock.resolved.request, request(project, pin)):
-        raise stale_error(name, str(path.relative_to(project.root)), changes)
-    return lock
-
-
-def prepare(
-    project: Project, name: str | None, store: Store, fetcher: Fetcher | None, reporter: Reporter
-) -> Prepared:
-    """Read and check a pin's lock and assemble its graph.
-
-    With a fetcher, the patch series is applied where the lock does not know its result
-    yet; without one (a plan), its files are unknown then, and their actions shown as to do.
-    """
-    name = name or project.pins.default
-    pin = project.pin(name)
-    lock = read_pin_lock(project, name, pin)
-    series = local_series(project, name, pin, lock, store, fetcher, reporter)
-    local = local_part(project, pin, series)
-    identity = identify(name, pin, lock.resolved, local)
-    assembly = assemble(project, pin, lock.resolved, local, identity)
-    return Prepared(name, pin, lock, local, identity, assembly)
-
-
-def plan_pin(project: Project, name: str | None, store: Store, reporter: Reporter) -> Planned:
-    """What `build_pin` would do; nothing is fetched, run or written."""
-    prepared = prepare(project, name, store, None, reporter)
-    plan = make_plan(store, prepared.assembly.graph, GOAL)
-    old = prepared.lock.local
-    changes = difference(old, prepared.local) if old is not None else ()
-    return Planned(prepared.name, plan, tuple(changes))
-
-
 def build_pin(
     project: Project,
     name: str | None,
@@ -185,56 +69,60 @@ def build_pin(
     store.sweep()
     fetcher = LockFetcher(project, lock, store, reporter)
     prepared = prepare(project, name, store, fetcher, reporter)
-    current = _check_local(project, prepared, locked, reporter)
+    current = _check_local(prepared, locked, reporter)
+    if current and lock.outputs is not None and _is_here(store, prepared, lock.outputs):
+        name_image(store, name, lock.outputs.manifest)
+        return Built(name, lock.outputs.manifest, prepared.identity, lock, 0)
 
-    before = make_plan(store, prepared.assembly.graph, GOAL)
-    if before.todo:
-        ensure_tool(BUBBLEWRAP, project, lock.resolved, store, fetcher, reporter)
-    results = build(store, prepared.assembly.graph, GOAL, fetcher, reporter, jobs)
-    outputs = _outputs(store, prepared, results)
-    lock = prepared.lock
+    # Imported here: when nothing has changed, the code that works is not needed.
+    from kiln.image.make import make
+
+    made = make(project, prepared, store, fetcher, reporter, jobs)
+    outputs = made.outputs
     if current and lock.outputs is not None:
-        _check_outputs(project, store, prepared, outputs, results)
+        if wrong := compare_outputs(
+            lock.outputs,
+            outputs,
+            where=prepared.where,
+            encoders=prepared.encoders,
+            listing=made.listing,
+            fingerprints=fingerprints_path(project.root, name),
+        ):
+            raise wrong
     elif locked:
         raise BadInput(
             "lock.no-outputs",
             f"the lock of {name!r} knows no outputs yet",
-            where=str(locks_path(project.root, name).relative_to(project.root)),
+            where=prepared.where,
             fix=f"run `kiln build {name}` without --locked and commit the lock",
         )
     else:
-        lock = replace_lock(lock, prepared.local, outputs)
+        lock = msgspec.structs.replace(lock, local=prepared.local, outputs=outputs)
         write_lock(locks_path(project.root, name), lock)
-        prints = {
-            layer.name: (layer.diff_id, fingerprints(_listing(store, results, layer.name)))
-            for layer in outputs.layers
-        }
+        prints = {x.name: (x.diff_id, fingerprints(made.listing(x.name))) for x in outputs.layers}
         write_fingerprints(fingerprints_path(project.root, name), prints)
-        reporter.note(f"{locks_path(project.root, name).name}: local part and outputs written")
+        reporter.note(f"{prepared.where}: local part and outputs written")
+    _note_built(store, prepared, outputs)
     name_image(store, name, outputs.manifest)
-    return Built(name, outputs.manifest, prepared.identity, lock, len(before.todo))
+    return Built(name, outputs.manifest, prepared.identity, lock, made.ran)
 
 
-def replace_lock(lock: Lock, local: Local, outputs: Outputs) -> Lock:
-    """The lock with new local and output parts."""
-    return msgspec.structs.replace(lock, local=local, outputs=outputs)
+def _check_local(prepared: Prepared, locked: bool, reporter: Reporter) -> bool:
+    """Whether the lock's local part is today's; with `locked` a difference is an error.
 
-
-def _check_local(project: Project, prepared: Prepared, locked: bool, reporter: Reporter) -> bool:
-    """Whether the lock's local part is today's; with `locked` a difference is an error."""
-    old = prepared.lock.local
-    if (
-        old is not None
-        and msgspec.structs.replace(old, encoder=prepared.local.encoder) == prepared.local
-    ):
+    Another encoder is not a difference here: it changes no content, and the comparison of
+    the outputs tells it apart.
+    """
+    old, new = prepared.lock.local, prepared.local
+    if old is not None and msgspec.structs.replace(old, encoder=new.encoder) == new:
         return True
-    changes = difference(old, prepared.local) if old is not None else []
+    changes = difference(old, new) if old is not None else []
     why = "\n".join(str(change) for change in changes) or "the lock has no local part yet"
     if locked:
         raise BadInput(
             "lock.local-changed",
             f"the repository is not what the lock of {prepared.name!r} says",
-            where=str(locks_path(project.root, prepared.name).relative_to(project.root)),
+            where=prepared.where,
             why=why,
             fix=f"run `kiln build {prepared.name}` without --locked and commit the lock",
         )
@@ -243,32 +131,30 @@ def _check_local(project: Project, prepared: Prepared, locked: bool, reporter: R
     return False
 
 
-def _outputs(store: Store, prepared: Prepared, results: Results) -> Outputs:
-    metas = {
-        name: store.blobs.read(results[f"layer:{name}"]["meta"].sha256)
-        for name in prepared.assembly.layers
-    }
-    image = results[GOAL]
-    return Outputs(read_layers(metas), image["config"], image["manifest"])
+# ---- the whole image as one action ---------------------------------------------------------
+#
+# kiln.id is the hash of all inputs, so the image as a whole is an action with it as its
+# only parameter. Its row in the table says that this store has built exactly that.
 
 
-def _listing(store: Store, results: Results, layer: str) -> bytes:
-    return store.blobs.read(results[f"layer:{layer}"]["files"].sha256)
+def _whole(prepared: Prepared) -> bytes:
+    return dumps({"mnemonic": "whole-image", "version": 1, "kiln_id": prepared.identity.id})
 
 
-def _check_outputs(
-    project: Project, store: Store, prepared: Prepared, built: Outputs, results: Results
-) -> None:
-    lock = prepared.lock
-    assert lock.outputs is not None
-    assert lock.local is not None
-    if built == lock.outputs:
-        return
-    raise compare_outputs(
-        lock.outputs,
-        built,
-        where=str(locks_path(project.root, prepared.name).relative_to(project.root)),
-        encoders=(lock.local.encoder, prepared.local.encoder),
-        listing=lambda layer: _listing(store, results, layer),
-        fingerprints=fingerprints_path(project.root, prepared.name),
-    ) or JudgedBad("outputs.mismatch", "the outputs are not the lock's")
+def _blobs(outputs: Outputs) -> dict[str, Digest]:
+    """The image's blobs, and the outputs themselves: diffIDs are of no blob's name."""
+    layers = {f"layer:{layer.name}": layer.digest for layer in outputs.layers}
+    own = {"manifest": outputs.manifest, "config": outputs.config}
+    return {**own, "outputs": digest(dumps(outputs)), **layers}
+
+
+def _note_built(store: Store, prepared: Prepared, outputs: Outputs) -> None:
+    action = _whole(prepared)
+    store.blobs.put(dumps(outputs))
+    store.actions.put(sha256(action), f"whole:{prepared.name}", action, _blobs(outputs))
+
+
+def _is_here(store: Store, prepared: Prepared, outputs: Outputs) -> bool:
+    """Whether this store built these outputs from these inputs, and still has them."""
+    found = store.actions.get(sha256(_whole(prepared)))
+    return found == _blobs(outputs) and all(store.blobs.has(d) for d in found.values())

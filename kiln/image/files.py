@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kiln.canonical import Digest
-from kiln.graph.action import Context, Step
+from kiln.graph.action import Context
 from kiln.source.entry import data_entry
 from kiln.source.tree import write_tree
 
 
-def _files(context: Context) -> dict[str, Digest]:
+def run(context: Context) -> dict[str, Digest]:
     """params: files {path: text}. output: "out", a tree."""
     files = context.params["files"]
     assert isinstance(files, Mapping)
     entries = [data_entry(path, str(text).encode()) for path, text in files.items()]
     return {"out": write_tree(context.store.blobs, entries)}
-
-
-FILES = Step("files", 1, _files)

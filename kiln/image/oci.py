@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from kiln.canonical import JSON, Digest, dumps
-from kiln.graph.action import Context, Step
+from kiln.graph.action import Context
 from kiln.image.stack import check_stack
 from kiln.layer.listing import parse_listing
 from kiln.lock.model import Layer
@@ -86,7 +86,9 @@ class _Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     compression: str
 
 
-def _image(context: Context) -> dict[str, Digest]:
+def run(context: Context) -> dict[str, Digest]:
+    """Inputs: of each layer "meta" as "<name>" and "files" as "files:<name>"; parameters: the
+    layers' names in order, and what config and manifest say. Outputs "config", "manifest"."""
     params = msgspec.convert(context.params, _Params)
     blobs, inputs = context.store.blobs, context.inputs
     check_stack({n: parse_listing(blobs.read(inputs[f"files:{n}"].sha256)) for n in params.layers})
@@ -94,8 +96,3 @@ def _image(context: Context) -> dict[str, Digest]:
     config = blobs.put(config_bytes(layers, params.runtime, params.architecture))
     manifest = blobs.put(manifest_bytes(layers, config, params.annotations, params.compression))
     return {"config": config, "manifest": manifest}
-
-
-IMAGE = Step("image", 1, _image)
-"""Inputs: of each layer "meta" as "<name>" and "files" as "files:<name>"; parameters: the
-layers' names in order, and what config and manifest say. Outputs "config", "manifest"."""

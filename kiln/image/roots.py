@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from kiln.canonical import JSON, Digest
-from kiln.compile.asset import MODEL
 from kiln.compile.root import root_inputs
 from kiln.graph.action import Graph, Input, Locked, Node, Output
-from kiln.image.files import FILES
+from kiln.graph.steps import DEB, FILES, MODEL
 from kiln.lock.model import Closure, Deb, Resolved, Wheel
 from kiln.pins.load import Project
 from kiln.pins.model import BuildRoot
-from kiln.source.deb import DEB
 from kiln.source.wheel import Install
 
 

@@ -9,19 +9,17 @@ import msgspec
 from packaging.utils import canonicalize_name
 
 from kiln.canonical import JSON, digest
-from kiln.compile.bytecode import BYTECODE
-from kiln.compile.component import COMPONENT, built_name
+from kiln.compile.component import built_name
 from kiln.compile.root import root_inputs
 from kiln.graph.action import Input, Locked, Node, Output
+from kiln.graph.steps import BYTECODE, COMPONENT, PATCH, RELABEL, SYSTEM, TOOLS
 from kiln.image.roots import Roots, locked
-from kiln.layer.system import SYSTEM, parameters
-from kiln.layer.tools import TOOLS
+from kiln.layer.system import parameters
 from kiln.lock.model import Deb, Local, Resolved
 from kiln.pins.load import Project
 from kiln.pins.model import Pin, Recipe
 from kiln.pins.patch import PatchFile, read_series
-from kiln.source.patch import PATCH
-from kiln.source.relabel import RELABEL, relabelled_filename
+from kiln.source.relabel import relabelled_filename
 from kiln.source.wheel import Install
 
 

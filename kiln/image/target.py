@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from kiln.canonical import is_sha256
 from kiln.errors import BadInput
-from kiln.image.build import read_pin_lock
+from kiln.image.prepare import read_pin_lock
 from kiln.lock.file import locks_path, read_lock
 from kiln.lock.model import Lock, Outputs
 from kiln.pins.load import Project

@@ -16,7 +16,8 @@ import msgspec
 
 from kiln.canonical import JSON, Digest, dumps
 from kiln.errors import BadInput, CannotHere, KilnError, raise_problems
-from kiln.graph.action import Context, Input, Node, Step
+from kiln.graph.action import Context, Input, Node
+from kiln.graph.steps import LAYER
 from kiln.layer.below import Below
 from kiln.layer.encode import ENCODER, Encoding, encode
 from kiln.layer.listing import Line, format_listing
@@ -74,7 +75,8 @@ def layer_node(name: str, inputs: Mapping[str, Input], params: Params, estimate:
     return Node(name, LAYER, inputs, plain, estimate)
 
 
-def _run(ctx: Context) -> Mapping[str, Digest]:
+def run(ctx: Context) -> Mapping[str, Digest]:
+    """Inputs as `Params.sources` names them; outputs as `layer_node` says."""
     params = msgspec.convert(ctx.params, Params)
     if params.encoder != ENCODER:
         raise CannotHere(
@@ -106,9 +108,6 @@ def _run(ctx: Context) -> Mapping[str, Digest]:
         "meta": blobs.put(dumps(meta)),
         "files": blobs.put(format_listing(lines)),
     }
-
-
-LAYER = Step("layer", 1, _run)
 
 
 def _title(sources: Sequence[Source]) -> str:

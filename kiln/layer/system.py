@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from kiln.canonical import JSON, Digest
 from kiln.errors import BadInput, raise_problems
-from kiln.graph.action import Context, Step
+from kiln.graph.action import Context
 from kiln.layer.dpkg import database
 from kiln.pins.model import Runtime
 from kiln.source.deb import Deb, alias_links
@@ -295,7 +295,9 @@ def read_packages(context: Context) -> tuple[list[Deb], dict[str, list[Entry]]]:
     return debs, trees
 
 
-def _run(context: Context) -> dict[str, Digest]:
+def run(context: Context) -> dict[str, Digest]:
+    """Inputs "deb:NAME" (the package) and "tree:NAME" (its DEB tree) for each package of the
+    closure; params: `parameters(recipe.runtime)`. Output {"out": tree}."""
     debs, trees = read_packages(context)
     uid, gid, cache = (context.params[name] for name in ("uid", "gid", "cache"))
     assert isinstance(uid, int)
@@ -303,8 +305,3 @@ def _run(context: Context) -> dict[str, Digest]:
     assert isinstance(cache, str)
     entries = system(debs, trees, Account(USER, uid, gid, cache))
     return {"out": write_tree(context.store.blobs, entries)}
-
-
-SYSTEM = Step("debian-system", 1, _run)
-"""Inputs "deb:NAME" (the package) and "tree:NAME" (its DEB tree) for each package of the
-closure; params: `parameters(recipe.runtime)`. Output {"out": tree}."""

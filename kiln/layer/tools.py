@@ -15,7 +15,7 @@ from pathlib import Path
 from kiln.canonical import Digest
 from kiln.compile.sandbox import Bind, Command, Executor, check, find_sandbox
 from kiln.errors import BadInput
-from kiln.graph.action import Context, Step
+from kiln.graph.action import Context
 from kiln.source.entry import Entry, merge
 from kiln.source.tree import read_tree, unpack, write_tree
 from kiln.store import Store
@@ -50,18 +50,18 @@ def make(
     unpack(merge([wanted, mounts, links]), root)
     out.mkdir()
 
-    def run(*argv: str) -> None:
+    def run_tool(*argv: str) -> None:
         command = Command(argv, root, binds=(Bind(out, "/build", writable=True),))
         check(executor, command, scratch / "log", f"the closure's own {argv[0]}", store)
 
     # -X: the packages ship their links; -i: no cache of inodes and times.
-    run(f"/{LDCONFIG}", "-X", "-i", "-f", "/etc/ld.so.conf", "-C", "/build/ld.so.cache")
+    run_tool(f"/{LDCONFIG}", "-X", "-i", "-f", "/etc/ld.so.conf", "-C", "/build/ld.so.cache")
     cache = out / "ld.so.cache"
     made = [_file("etc/ld.so.cache", cache)]
     certificates = _certificates(files)
     if certificates and OPENSSL in files:
         unpack(certificates, out)
-        run(f"/{OPENSSL}", "rehash", "/build/certs")
+        run_tool(f"/{OPENSSL}", "rehash", "/build/certs")
         made += _hash_links(out / "certs")
     return made
 
@@ -95,7 +95,11 @@ def _hash_links(folder: Path) -> Iterator[Entry]:
             )
 
 
-def _run(context: Context) -> dict[str, Digest]:
+def run(context: Context) -> dict[str, Digest]:
+    """Inputs "tree:NAME" for each package of the closure, and "system" (SYSTEM's tree).
+
+    Output "out": a tree with etc/ld.so.cache and the links by hash in etc/ssl/certs.
+    """
     trees: Sequence[list[Entry]] = [
         read_tree(context.path(name), name) for name in sorted(context.inputs)
     ]
@@ -104,8 +108,3 @@ def _run(context: Context) -> dict[str, Digest]:
         context.reporter.note("the closure has no openssl: certificates get no links by hash")
     entries = make(files, find_sandbox(context.store), context.store, context.tmp)
     return {"out": write_tree(context.store.blobs, entries)}
-
-
-TOOLS = Step("debian-tools", 1, _run)
-"""Inputs: "tree:NAME" for each package of the closure, and "system" (SYSTEM's tree).
-Output {"out": tree} with etc/ld.so.cache and the links by hash in etc/ssl/certs."""

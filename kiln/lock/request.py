@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from kiln.canonical import JSON, key, sha256
+from kiln.canonical import JSON, dumps, key, sha256
 from kiln.pins.load import Project
 from kiln.pins.model import Pin, Recipe
 
@@ -41,7 +41,9 @@ def request(project: Project, pin: Pin) -> dict[str, JSON]:
             roots[made.root] = msgspec.to_builtins(project.build_root(made.root))
         chosen[kind] = parts
     chosen["roots"] = roots
-    return chosen
+    # As a lock that was read has it (lists, no tuples): `kiln lock` compares the two.
+    plain: dict[str, JSON] = msgspec.json.decode(dumps(chosen))
+    return plain
 
 
 def _models(pin: Pin) -> list[str]:

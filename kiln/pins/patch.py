@@ -107,7 +107,7 @@ def read_series(project: Project, ids: Sequence[str], version: str) -> list[Patc
     errors: list[KilnError] = []
     for number, name in enumerate(ids):
         try:
-            series.append(_read_one(project, name, ids[:number], version))
+            series.append(read_patch(project, name, ids[:number], version))
         except Problems as problems:
             errors += problems.errors
         except KilnError as error:
@@ -116,7 +116,8 @@ def read_series(project: Project, ids: Sequence[str], version: str) -> list[Patc
     return series
 
 
-def _read_one(project: Project, name: str, before: Sequence[str], version: str) -> PatchFile:
+def read_patch(project: Project, name: str, before: Sequence[str], version: str) -> PatchFile:
+    """One patch of a series, behind those of `before`. Raises as `read_series` does."""
     folder, shown = project.patch_folder(name), f"patches/{name}/patch.yaml"
     patch = load(folder / "patch.yaml", Patch, shown=shown)
     for needed in patch.needs:

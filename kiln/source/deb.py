@@ -24,7 +24,7 @@ from typing import IO, BinaryIO
 
 from kiln.canonical import Digest
 from kiln.errors import BadInput, KilnError, raise_problems
-from kiln.graph.action import Context, Step
+from kiln.graph.action import Context
 from kiln.source import ar
 from kiln.source.entry import Entry, check_path
 from kiln.source.stream import CHUNK, reader
@@ -316,7 +316,8 @@ def _check_parents(found: Mapping[str, Entry], origin: str) -> None:
 # ---- the step --------------------------------------------------------------------------------
 
 
-def _run(context: Context) -> dict[str, Digest]:
+def run(context: Context) -> dict[str, Digest]:
+    """A package's files as a tree: input {"deb"} -> output {"out": tree}."""
     deb = Deb(context.path("deb"))
     entries = deb.entries(context.tmp)
     for lost in deb.dropped:
@@ -324,7 +325,3 @@ def _run(context: Context) -> dict[str, Digest]:
             f"{deb.origin}: /{lost.path} was {lost.mode:04o} {lost.owner}, is {lost.kept:04o}"
         )
     return {"out": write_tree(context.store.blobs, entries)}
-
-
-DEB = Step("deb", 1, _run)
-"""A package's files as a tree: input {"deb"} -> output {"out": tree}."""

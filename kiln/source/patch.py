@@ -14,14 +14,14 @@ import msgspec
 
 from kiln.canonical import Digest, sha256
 from kiln.errors import BadInput, JudgedBad, KilnError, raise_problems
-from kiln.graph.action import Context, Step
+from kiln.graph.action import Context
 from kiln.lock.model import LockedPatch
 from kiln.pins.patch import PatchFile
 from kiln.source.apply import Applied, apply_series
 from kiln.source.tree import write_tree
 from kiln.source.wheel import Install, Wheel
 
-__all__ = ["PATCH", "Applied", "PatchFile", "apply_series", "patch_wheel"]
+__all__ = ["Applied", "PatchFile", "apply_series", "patch_wheel"]
 
 
 class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -58,7 +58,7 @@ def patch_wheel(wheel: Wheel, series: Sequence[PatchFile]) -> Applied:
     return applied
 
 
-def _run(context: Context) -> Mapping[str, Digest]:
+def run(context: Context) -> Mapping[str, Digest]:
     params = msgspec.convert(context.params, Params)
     wheel = Wheel(context.path("wheel"), params.filename)
     _check_sources(wheel, params.series)
@@ -129,6 +129,3 @@ def _shown(sha: str | None) -> str:
     if sha is None:
         return "no change"
     return f"sha256 {sha}" if sha else "no file"
-
-
-PATCH = Step("patch", 1, _run)

@@ -19,7 +19,7 @@ from isal import isal_zlib
 
 from kiln.canonical import Digest
 from kiln.errors import BadInput
-from kiln.graph.action import Context, Step
+from kiln.graph.action import Context
 from kiln.source.record import format_record
 from kiln.source.stream import CHUNK
 from kiln.source.wheel import Wheel
@@ -60,7 +60,8 @@ def _stem(name: str, version: str) -> str:
         ) from error
 
 
-def _run(ctx: Context) -> Mapping[str, Digest]:
+def run(ctx: Context) -> Mapping[str, Digest]:
+    """Input "wheel"; parameters "filename", "name", "version"; output "out": a wheel."""
     filename, name, version = (str(ctx.params[key]) for key in ("filename", "name", "version"))
     wheel = Wheel(ctx.path("wheel"), filename)
     with ctx.store.blobs.writer() as out:
@@ -68,9 +69,6 @@ def _run(ctx: Context) -> Mapping[str, Digest]:
     # What was written has to be a wheel as good as the one that came in.
     Wheel(ctx.store.blobs.path(out.digest.sha256), relabelled_filename(filename, name, version))
     return {"out": out.digest}
-
-
-RELABEL = Step("relabel", 1, _run)
 
 
 def _write(wheel: Wheel, stem: str, name: str, version: str, out: BlobWriter) -> None:

@@ -18,7 +18,8 @@ from pathlib import Path
 
 from kiln.canonical import Digest
 from kiln.graph.action import Context
-from kiln.layer.step import LAYER, Params, WheelSource, layer_node
+from kiln.graph.steps import LAYER
+from kiln.layer.step import Params, WheelSource, layer_node
 from kiln.progress import Silent
 from kiln.store import Store
 from tests.helpers.wheels import INSTALL

@@ -12,12 +12,11 @@ from kiln.compile.sandbox import Command, find_sandbox
 from kiln.fetch.fetcher import StoreFetcher
 from kiln.fetch.settings import read_settings
 from kiln.graph.action import Context, Locked, Step
-from kiln.layer.system import SYSTEM, parameters
-from kiln.layer.tools import TOOLS
+from kiln.graph.steps import DEB, SYSTEM, TOOLS
+from kiln.layer.system import parameters
 from kiln.pins.model import Runtime
 from kiln.progress import Silent
 from kiln.resolve.debian import solve
-from kiln.source.deb import DEB
 from kiln.source.entry import Entry, merge
 from kiln.source.tree import read_tree, unpack
 from kiln.store import Store

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from kiln.canonical import JSON
-from kiln.compile.asset import MODEL
 from kiln.compile.root import root_inputs
 from kiln.graph.action import Graph, Input, Node
 from kiln.graph.build import build
+from kiln.graph.steps import MODEL
 from kiln.pins.load import load_project
 from kiln.progress import Silent
 from kiln.source.entry import Entry, data_entry

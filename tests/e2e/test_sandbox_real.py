@@ -17,8 +17,6 @@ import pytest
 
 from kiln.canonical import JSON, Digest
 from kiln.compile import tools
-from kiln.compile.bytecode import BYTECODE
-from kiln.compile.component import COMPONENT
 from kiln.compile.root import TreePart, materialise, root_inputs
 from kiln.compile.sandbox import Bind, Bubblewrap, Command, find_sandbox
 from kiln.compile.tools import find_runtime, install_tools
@@ -27,6 +25,7 @@ from kiln.fetch.fetcher import StoreFetcher
 from kiln.fetch.settings import read_settings
 from kiln.graph.action import Graph, Input, Locked, Node
 from kiln.graph.build import build
+from kiln.graph.steps import BYTECODE, COMPONENT
 from kiln.lock.model import Wheel
 from kiln.pins.load import load_project
 from kiln.progress import Silent

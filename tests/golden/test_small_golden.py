@@ -15,8 +15,9 @@ import pytest
 from kiln.errors import BadInput, Problems
 from kiln.graph.action import resolve
 from kiln.graph.plan import make_plan
-from kiln.image.assemble import GOAL
-from kiln.image.build import build_pin, prepare
+from kiln.image.assemble import GOAL, assemble_prepared
+from kiln.image.build import build_pin
+from kiln.image.prepare import prepare
 from kiln.pins.load import load_project
 from kiln.progress import Silent
 from kiln.resolve.lock import lock_pin
@@ -42,10 +43,11 @@ def _build(small: Small) -> dict[str, str]:
     lock_pin(load_project(small.root), None, store, quiet)
     before = small.kiln("plan").stdout
     built = build_pin(load_project(small.root), None, store, quiet)
-    prepared = prepare(load_project(small.root), None, store, None, quiet)
-    results = make_plan(store, prepared.assembly.graph, GOAL).results
+    project = load_project(small.root)
+    graph = assemble_prepared(project, prepare(project, None, store, None, quiet)).graph
+    results = make_plan(store, graph, GOAL).results
     keys = {}
-    for name, node in prepared.assembly.graph.nodes.items():
+    for name, node in graph.nodes.items():
         inputs = resolve(node, results)
         assert inputs is not None
         keys[name] = node.key(inputs)

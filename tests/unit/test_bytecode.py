@@ -14,8 +14,9 @@ import pytest
 
 from kiln.canonical import JSON
 from kiln.compile import bytecode, inside
-from kiln.compile.bytecode import BYTECODE, CHECKED, UNCHECKED, cache_path, cache_tag, sources
+from kiln.compile.bytecode import CHECKED, UNCHECKED, cache_path, cache_tag, sources
 from kiln.graph.action import Context
+from kiln.graph.steps import BYTECODE
 from kiln.progress import Silent
 from kiln.source.entry import Entry, data_entry
 from kiln.source.tree import read_tree, write_tree

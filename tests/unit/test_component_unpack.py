@@ -15,12 +15,13 @@ import pytest
 
 from kiln.canonical import JSON
 from kiln.compile import component, sdist
-from kiln.compile.component import COMPONENT, built_name
+from kiln.compile.component import built_name
 from kiln.compile.repack import repack
 from kiln.compile.script import files_below, missing
 from kiln.compile.sdist import read_sdist
 from kiln.errors import BadInput, JudgedBad, KilnError, Problems
 from kiln.graph.action import Context
+from kiln.graph.steps import COMPONENT
 from kiln.progress import Silent
 from kiln.source.tree import unpack
 from kiln.source.wheel import Wheel

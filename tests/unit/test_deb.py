@@ -10,9 +10,10 @@ import pytest
 
 from kiln.errors import KilnError, Problems
 from kiln.graph.action import Context
+from kiln.graph.steps import DEB
 from kiln.progress import Reporter, Silent
 from kiln.source import ar as package_ar
-from kiln.source.deb import DEB, Deb, Dropped
+from kiln.source.deb import Deb, Dropped
 from kiln.source.entry import Entry
 from kiln.source.tree import read_tree
 from kiln.store import Store

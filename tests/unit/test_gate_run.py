@@ -8,8 +8,9 @@ import msgspec
 import pytest
 
 from kiln.errors import BadInput, Damaged, JudgedBad
+from kiln.gate.evidence import record, replay
 from kiln.gate.model import Case, Evidence, overall
-from kiln.gate.run import judge, record, replay
+from kiln.gate.run import judge
 from kiln.progress import Silent
 from kiln.report.verdicts import verdicts_data, verdicts_text
 from kiln.run.runner import Stopped

@@ -17,9 +17,10 @@ import pytest
 from kiln.canonical import Digest
 from kiln.errors import BadInput, CannotHere, Damaged, KilnError, Problems
 from kiln.graph.action import Context
+from kiln.graph.steps import LAYER
 from kiln.layer.encode import ENCODER
 from kiln.layer.listing import Line, first_difference, format_listing, parse_listing
-from kiln.layer.step import LAYER, Params, Source, TreeSource, WheelSource, layer_node
+from kiln.layer.step import Params, Source, TreeSource, WheelSource, layer_node
 from kiln.lock.model import Encoder
 from kiln.progress import Silent
 from kiln.source.entry import Entry, data_entry

@@ -14,10 +14,11 @@ import pytest
 from kiln.canonical import JSON, Digest
 from kiln.errors import KilnError, Problems
 from kiln.graph.action import Context
+from kiln.graph.steps import PATCH
 from kiln.lock.model import LockedPatch
 from kiln.pins.patch import PatchFile
 from kiln.progress import Silent
-from kiln.source.patch import PATCH, patch_wheel
+from kiln.source.patch import patch_wheel
 from kiln.source.tree import read_tree
 from kiln.source.wheel import Wheel
 from kiln.store import Store

@@ -12,8 +12,9 @@ import pytest
 
 from kiln.errors import BadInput
 from kiln.graph.action import Context
+from kiln.graph.steps import RELABEL
 from kiln.progress import Silent
-from kiln.source.relabel import RELABEL, relabelled_filename
+from kiln.source.relabel import relabelled_filename
 from kiln.source.wheel import Wheel
 from kiln.store import Store
 from tests.helpers.wheels import Made, row

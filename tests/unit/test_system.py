@@ -10,13 +10,14 @@ from kiln.canonical import JSON, Digest
 from kiln.compile.sandbox import Command
 from kiln.errors import KilnError, Problems
 from kiln.graph.action import Context
+from kiln.graph.steps import DEB, SYSTEM
 from kiln.layer import tools
-from kiln.layer.system import SYSTEM, Account, parameters, system
+from kiln.layer.system import Account, parameters, system
 from kiln.lock.model import Deb as LockedDeb
 from kiln.pins.model import Runtime
 from kiln.progress import Silent
 from kiln.resolve.scripts import check_scripts, needed_scripts
-from kiln.source.deb import DEB, Deb
+from kiln.source.deb import Deb
 from kiln.source.entry import Entry, data_entry, merge
 from kiln.source.tree import read_tree
 from kiln.store import Store

@@ -1,0 +1,58 @@
+"""Evidence in the store: written once, found by (digest, preset), replayed while it holds."""
+
+from __future__ import annotations
+
+import msgspec
+
+from kiln.errors import Damaged, JudgedBad
+from kiln.gate.model import SCHEMA, Evidence
+from kiln.store import Store
+
+
+def record(store: Store, evidence: Evidence) -> str:
+    """Put the evidence into the store; returns the sha256 of its blob.
+
+    Raises JudgedBad("gate.no-identity") where the identity was not read before and after
+    the gates, or where both readings agree on nothing while the verdict is no failure.
+    """
+    read = {case.id for case in evidence.cases if case.verdict != "not-run"}
+    both = {"smoke/identity-before", "smoke/identity-after"} <= read
+    proven = evidence.before is not None and evidence.before == evidence.after
+    if not both or not (proven or evidence.verdict == "fail"):
+        raise JudgedBad(
+            "gate.no-identity",
+            "evidence without the identity before and after the gates is not kept",
+            where=f"sha256:{evidence.digest}, preset {evidence.preset}",
+            why=f"before: {evidence.before}\nafter: {evidence.after}",
+            fix="run all of `kiln gate`; what is running changed, or never said what it is",
+        )
+    sha = store.blobs.put(evidence.canonical()).sha256
+    store.actions.add_evidence(evidence.digest, evidence.preset, sha)
+    return sha
+
+
+def replay(store: Store, digest: str, preset: str) -> Evidence | None:
+    """The newest evidence for (manifest digest in hex, preset), or None.
+
+    Raises Damaged("gate.bad-evidence") where the blob is no evidence for these two.
+    """
+    sha = store.actions.evidence(digest, preset)
+    if sha is None:
+        return None
+    try:
+        evidence = msgspec.json.decode(store.blobs.read(sha), type=Evidence)
+    except msgspec.DecodeError as error:
+        raise _bad_evidence(sha, str(error)) from error
+    if (evidence.digest, evidence.preset, evidence.schema) != (digest, preset, SCHEMA):
+        raise _bad_evidence(sha, f"it is for {evidence.digest}, preset {evidence.preset}")
+    return evidence
+
+
+def _bad_evidence(sha: str, why: str) -> Damaged:
+    return Damaged(
+        "gate.bad-evidence",
+        "a blob of evidence cannot be used",
+        where=f"sha256:{sha}",
+        why=why,
+        fix="run `kiln gate` again",
+    )
