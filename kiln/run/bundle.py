@@ -61,7 +61,13 @@ class BundleRunner:
             commands = _Commands(self._runtime, folder)
             try:
                 server = _BundleServer(folder, commands, image, launch, config)
-                wait_ready(server, launch.served_name, launch.start_seconds, self._reporter)
+                wait_ready(
+                    server,
+                    launch.served_name,
+                    launch.start_seconds,
+                    self._reporter,
+                    self._store.blobs,
+                )
                 yield server
                 server.stop()
             except BaseException:

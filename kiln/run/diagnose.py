@@ -90,6 +90,10 @@ _CAUSES = (
     ),
 )
 
+_CHILD_ERROR = re.compile(
+    r"^\((?P<who>EngineCore|Worker)\S* pid=\d+\) ERROR [^\]]*\] (?P<error>\w[\w.]*(Error|Exception)\b.*)$",
+    re.MULTILINE,
+)
 _DRIVER_FILE = Path("/proc/driver/nvidia/version")
 
 
@@ -150,4 +154,8 @@ def _environment(log: str, ending: str) -> CannotHere | None:
 
 def _why(ending: str, log: str) -> str:
     words = "\n".join(log.strip().splitlines()[-LAST_WORDS:])
-    return f"{ending}\nlast lines of its log:\n{words or '(nothing)'}"
+    # vLLM's last words are the API server's ("see root cause above"); what ended the
+    # engine is the last line of the first traceback that a child process logged.
+    cause = _CHILD_ERROR.search(log)
+    said = f"\n{cause['who']}: {cause['error'][:500]}" if cause else ""
+    return f"{ending}{said}\nlast lines of its log:\n{words or '(nothing)'}"

@@ -67,7 +67,13 @@ class DockerRunner:
             container = self._create(engine_id, image, launch, folder / "socket", user, uid)
             try:
                 server = self._server(container, image, launch, folder)
-                wait_ready(server, launch.served_name, launch.start_seconds, self._reporter)
+                wait_ready(
+                    server,
+                    launch.served_name,
+                    launch.start_seconds,
+                    self._reporter,
+                    self._store.blobs,
+                )
                 yield server
                 server.stop()
             finally:

@@ -23,11 +23,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from kiln.errors import BadInput
+from kiln.errors import BadInput, KilnError
 from kiln.image.read import Image
 from kiln.progress import Reporter
 from kiln.run.client import CallFailed, Client, Reply
 from kiln.run.diagnose import died, too_late
+from kiln.store import BlobStore
 
 SOCKET_FOLDER = "/run/kiln"  # in the container
 SOCKET = "vllm.sock"
@@ -180,19 +181,23 @@ def _readable(found: os.stat_result, uid: int, gid: int) -> bool:
     return (found.st_mode >> shift) & wanted == wanted
 
 
-def wait_ready(server: Server, model: str, seconds: float, reporter: Reporter) -> float:
+def wait_ready(
+    server: Server, model: str, seconds: float, reporter: Reporter, blobs: BlobStore | None = None
+) -> float:
     """Wait until a one-token completion works; returns the seconds that it took.
 
     Refused connections and error replies are what a loading server gives, and /v1/models
     or /health answer long before the engine does: only tokens count. Raises, with the
-    last lines of the log, when the process exits (at once) or the time is over.
+    last lines of the log, when the process exits (at once) or the time is over; the whole
+    log is kept among `blobs`, and the error says where.
     """
     start, seen, spoke = time.monotonic(), "nobody listened yet", 0.0
     body = {"model": model, "prompt": "Hello", "max_tokens": 1, "temperature": 0}
     with reporter.task("start the server"):
         while (taken := time.monotonic() - start) < seconds:
             if not server.alive():
-                raise died(server.exit_status(), server.log_tail(_EVIDENCE), taken)
+                log = server.log_tail(_EVIDENCE)
+                raise _keeping(died(server.exit_status(), log, taken), log, blobs)
             try:
                 left = max(0.1, min(seconds - taken, _FIRST_TOKEN))
                 reply = server.client.post_json("/v1/completions", body, left)
@@ -207,7 +212,14 @@ def wait_ready(server: Server, model: str, seconds: float, reporter: Reporter) -
                 spoke = taken
                 reporter.note(f"not ready after {taken:.0f} s: {server.log_tail(1).strip()}")
             time.sleep(min(0.25, seconds / 20))
-    raise too_late(seen, server.log_tail(_EVIDENCE), seconds)
+    log = server.log_tail(_EVIDENCE)
+    raise _keeping(too_late(seen, log, seconds), log, blobs)
+
+
+def _keeping(error: KilnError, log: str, blobs: BlobStore | None) -> KilnError:
+    if blobs is not None:
+        error.where = str(blobs.path(blobs.put(log.encode(errors="replace")).sha256))
+    return error
 
 
 def _has_choice(reply: Reply) -> bool:

@@ -280,3 +280,20 @@ def test_unreachable_endpoints() -> None:
     ):
         pass
     assert caught.value.code == "run.unreachable"
+
+
+def test_the_cause_in_the_engine_is_told_and_the_whole_log_is_kept(store: Store) -> None:
+    log = "\n".join(
+        [
+            "(EngineCore pid=20) ERROR 11-29 17:01:59 [core.py:1510] Traceback (most recent call):",
+            "(EngineCore pid=20) ERROR 11-29 17:01:59 [core.py:1510]   File core.py, line 1",
+            "(EngineCore pid=20) ERROR 11-29 17:01:59 [core.py:1510] x.CalledProcessError: lscpu",
+            *(f"(APIServer pid=1) line {n}" for n in range(100)),
+            "RuntimeError: Engine core initialization failed. See root cause above.",
+        ]
+    )
+    server = Pretender("run.refused", lives=0.1, log=log)
+    with pytest.raises(JudgedBad) as error:
+        wait_ready(server, "m", 60, Notes(), store.blobs)
+    assert "EngineCore: x.CalledProcessError: lscpu" in error.value.why
+    assert Path(error.value.where).read_text() == log
