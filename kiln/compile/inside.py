@@ -6,10 +6,11 @@ Reads /build/names (final absolute paths, each ended by a NUL) and /build/src/0,
 /build/src/1, ... (the sources, in that order); leaves /build/out/N with the bytecode of
 source N, or /build/out/N.error with why there is none.
 
-Every file is compiled in a fresh fork of this process. All forks begin alike, so the bytes
-cannot depend on what was compiled before: marshal marks an object as shared if anything in
-the process refers to it (strings that are interned are excepted since Python 3.11 only).
-And a source that crashes the compiler takes nothing else with it.
+Sources are compiled in batches, each in a fresh fork of this process. All forks begin
+alike and a batch is a fixed stretch of the list, so the bytes cannot depend on how many run
+at once: marshal marks an object as shared if anything in the process refers to it. A source
+that crashes the compiler ends its batch; the rest of it is then compiled one by one, and
+nothing but that source is lost.
 
 This file imports nothing but what Python has, and nothing that it need not.
 """
@@ -18,6 +19,9 @@ import importlib.util
 import marshal
 import os
 import sys
+
+
+BATCH = 64  # a fork costs as much as compiling three sources
 
 
 def compile_one(number: int, path: bytes, flags: int) -> None:
@@ -43,23 +47,33 @@ def describe(error: Exception) -> str:
     return f"{type(error).__name__}{line}: {text}"
 
 
-def main(jobs: int, flags: int) -> None:
-    """Compile everything, `jobs` files at a time."""
-    with open("/build/names", "rb") as file:  # noqa: PTH123
-        paths = file.read().split(b"\0")[:-1]
+def run(batches: "list[range]", paths: "list[bytes]", jobs: int, flags: int) -> None:
+    """Compile batches of sources, `jobs` at a time."""
     running = 0
-    for number, path in enumerate(paths):
+    for batch in batches:
         if running == jobs:
             os.wait()
             running -= 1
         if os.fork() == 0:
             try:
-                compile_one(number, path, flags)
+                for number in batch:
+                    compile_one(number, paths[number], flags)
             finally:
                 os._exit(0)
         running += 1
     for _ in range(running):
         os.wait()
+
+
+def main(jobs: int, flags: int) -> None:
+    """Compile everything, `jobs` batches at a time."""
+    with open("/build/names", "rb") as file:  # noqa: PTH123
+        paths = file.read().split(b"\0")[:-1]
+    starts = range(0, len(paths), BATCH)
+    run([range(at, min(at + BATCH, len(paths))) for at in starts], paths, jobs, flags)
+    done = set(os.listdir("/build/out"))  # noqa: PTH208
+    left = [n for n in range(len(paths)) if not done & {str(n), f"{n}.error"}]
+    run([range(n, n + 1) for n in left], paths, jobs, flags)
 
 
 if __name__ == "__main__":

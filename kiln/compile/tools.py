@@ -33,8 +33,9 @@ Origin = Literal["host", "closure"]
 
 # In `store.roots`: a link to the root that holds the closure's tools.
 LINK = "tools"
-# glibc's loader on x86-64, and where Debian's multiarch puts libraries.
-LOADER = "lib64/ld-linux-x86-64.so.2"
+# glibc's loader on x86-64, and where Debian's multiarch puts libraries. The loader's own
+# file: the link to it in /lib64 is absolute, and so leads to the host's loader from here.
+LOADER = "usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2"
 LIBRARIES = ("usr/lib/x86_64-linux-gnu", "usr/lib")
 # Folders of system programs that an ordinary user's PATH may lack.
 SYSTEM = ("/usr/sbin", "/sbin")

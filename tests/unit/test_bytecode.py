@@ -68,20 +68,28 @@ def test_the_versions_of_step_and_program_belong_together() -> None:
     assert (BYTECODE.version, program) == (1, PROGRAM)
 
 
-PROGRAM = "670ca3b577236bb86f28ee019fddf9514cfecbd2be35b4ff9ad3fa156f86e8f9"
+PROGRAM = "ca9027b8d6d8e0f8156a6839cf6f2069cd4dbe96c48150b773f89ab27767ca8b"
 
 
 # ---- the program, run by this Python instead of the image's ------------------------------------
 
 
-def compiled(folder: Path, files: dict[str, bytes], flags: int, jobs: int = 2) -> dict[str, bytes]:
-    """Run the program with `folder` in place of /build; results by name."""
+def compiled(
+    folder: Path, files: dict[str, bytes], flags: int, jobs: int = 2, crash: bytes = b""
+) -> dict[str, bytes]:
+    """Run the program with `folder` in place of /build; results by name.
+
+    crash: a source that holds these bytes kills the compiler, as a fault of it would.
+    """
     for name in ("src", "out"):
         (folder / name).mkdir(parents=True)
     for number, data in enumerate(files.values()):
         (folder / "src" / str(number)).write_bytes(data)
     (folder / "names").write_bytes(b"".join(name.encode() + b"\0" for name in files))
     text = Path(inside.__file__).read_text().replace("/build/", f"{folder}/")
+    if crash:
+        kill = f"{crash!r} in source and os.kill(os.getpid(), 9)\n        code = compile("
+        text = text.replace("code = compile(", kill)
     env = {"PYTHONHASHSEED": "0"}
     argv = [sys.executable, "-s", "-S", "-W", "ignore", "-c", text, str(jobs), str(flags)]
     subprocess.run(argv, check=True, env=env)
@@ -205,3 +213,19 @@ def test_skipped_files_are_said_and_kept(
     assert len(notes) == 1
     assert "demo: 2 of 3 files do not compile" in notes[0]
     assert f"/{SITE}/b.py: SyntaxError in line 1: no" in notes[0]
+
+
+def test_a_source_that_crashes_the_compiler_takes_nothing_else_with_it(tmp_path: Path) -> None:
+    files = {f"/m{n}.py": b"x = %d\n" % n for n in range(150)}
+    whole = compiled(tmp_path / "whole", files, UNCHECKED)
+    files["/m70.py"] = b"CRASH = 1\n"
+    out = compiled(tmp_path / "crash", files, UNCHECKED, crash=b"CRASH")
+    assert "70" not in out
+    assert out == {name: data for name, data in whole.items() if name != "70"}
+
+
+def test_the_number_of_jobs_changes_nothing(tmp_path: Path) -> None:
+    files = {f"/m{n}.py": b"def f(a, b='%d'): return (a, b, 'x' * 3)\n" % n for n in range(150)}
+    one = compiled(tmp_path / "one", files, UNCHECKED, jobs=1)
+    assert one == compiled(tmp_path / "four", files, UNCHECKED, jobs=4)
+    assert len(one) == 150
