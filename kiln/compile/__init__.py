@@ -1,1 +1,1 @@
-"""TODO."""
+"""Compiling: the sandbox, its roots, and all that runs foreign code in them."""

@@ -38,17 +38,3 @@ def parse_listing(data: bytes) -> list[Line]:
             why=str(error),
             fix="run `kiln fsck`; the next build makes the layer again",
         ) from error
-
-
-def first_difference(old: Iterable[Line], new: Iterable[Line]) -> str:
-    """The first path that is not the same in both, and how; "" where all are."""
-    before, after = ({line.path: line for line in lines} for lines in (old, new))
-    for path in sorted(before.keys() | after.keys(), key=str.encode):
-        one, two = before.get(path), after.get(path)
-        if one is None or two is None:
-            return f"/{path} is {'new' if one is None else 'gone'}"
-        if one != two:
-            what = "mode" if one.mode != two.mode else "content"
-            was, now = (one.mode, two.mode) if what == "mode" else (one.content, two.content)
-            return f"/{path} has another {what}: {was}, now {now}"
-    return ""

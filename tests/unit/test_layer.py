@@ -19,7 +19,7 @@ from kiln.errors import BadInput, CannotHere, Damaged, KilnError, Problems
 from kiln.graph.action import Context
 from kiln.graph.steps import LAYER
 from kiln.layer.encode import ENCODER
-from kiln.layer.listing import Line, first_difference, format_listing, parse_listing
+from kiln.layer.listing import Line, format_listing, parse_listing
 from kiln.layer.step import Params, Source, TreeSource, WheelSource, layer_node
 from kiln.lock.model import Encoder
 from kiln.progress import Silent
@@ -363,21 +363,3 @@ def test_a_forged_file_drops_the_layer(layers: Layers) -> None:
 
 
 # ---- the listing -------------------------------------------------------------------------------
-
-
-def test_listings_name_the_first_difference() -> None:
-    one = [Line("a", "0644", "1"), Line("b\n", "0755", "dir")]
-    assert parse_listing(format_listing(one)) == one
-    assert first_difference(one, one) == ""
-    assert first_difference(one, one[1:]) == "/a is gone"
-    assert first_difference(one[1:], one) == "/a is new"
-    assert (
-        first_difference(one, [Line("a", "0644", "2"), one[1]])
-        == "/a has another content: 1, now 2"
-    )
-    assert (
-        first_difference(one, [Line("a", "0755", "1"), one[1]])
-        == "/a has another mode: 0644, now 0755"
-    )
-    with pytest.raises(Damaged):
-        parse_listing(b"what\n")
