@@ -2,7 +2,8 @@
 
 stdout carries the result alone (a digest, a table, or `--json`); stderr carries
 progress and errors. Exit codes: 0 good; 1 what was judged is bad; 2 the input is
-wrong; 3 an input cannot be had; 4 this machine cannot do it; 5 the store is damaged.
+wrong; 3 an input cannot be had; 4 this machine cannot do it; 5 the store is damaged;
+70 a fault in Kiln, with its traceback; 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -63,14 +64,15 @@ def cli() -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Entry point. Exits with the code of the worst error, 130 on Ctrl-C."""
-    from kiln.cli.session import failed
+    """Entry point. Exits with the code of the worst error."""
+    from kiln.cli.session import failed, machine_error
     from kiln.errors import KilnError
 
+    as_json = "--json" in (argv or sys.argv)
     try:
         sys.exit(cli.main(args=argv, prog_name="kiln", standalone_mode=False) or 0)
     except KilnError as error:
-        sys.exit(failed(error, as_json="--json" in (argv or sys.argv)))
+        sys.exit(failed(error, as_json))
     except click.exceptions.Exit as stop:
         sys.exit(stop.exit_code)
     except click.ClickException as error:
@@ -81,3 +83,11 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(130)
     except BrokenPipeError:
         sys.exit(141)
+    except Exception as error:
+        if isinstance(error, OSError) and (known := machine_error(error)):
+            sys.exit(failed(known, as_json))
+        import traceback
+
+        traceback.print_exc()
+        print("this is a fault in Kiln, and no verdict on anything", file=sys.stderr)
+        sys.exit(70)

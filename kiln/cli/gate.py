@@ -17,9 +17,12 @@ from kiln.cli.session import Session, with_session
     metavar="docker|bundle|endpoint=URL",
     help="How to start the image. auto: docker if an engine answers, else bundle.",
 )
+@click.option("--model", default="", help="Which of an endpoint's models to judge.")
 @click.option("--again", is_flag=True, help="Run the gates although there is evidence already.")
 @with_session
-def command(session: Session, target: str | None, preset: str, runner: str, again: bool) -> int:
+def command(
+    session: Session, target: str | None, preset: str, runner: str, model: str, again: bool
+) -> int:
     """Start the very image and judge it: smoke, coherence, tool calls.
 
     It runs with no network but its own loopback; the gate talks to it over a Unix
@@ -39,6 +42,7 @@ def command(session: Session, target: str | None, preset: str, runner: str, agai
         session.reporter,
         preset=preset,
         runner=runner,
+        model=model,
         again=again,
     )
     print_verdicts(judged)

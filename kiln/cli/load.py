@@ -28,13 +28,11 @@ def command(session: Session, pin: str | None, name: str | None, output: Path | 
     ones). --output writes the same archive to a file for `docker load` elsewhere; it
     also is an OCI layout.
     """
-    from kiln.image.read import read_image
-    from kiln.image.target import find_target
+    from kiln.image.target import find_target, read_target
     from kiln.run.engine import Engine
     from kiln.run.load import default_name, load, write_archive
 
-    target = find_target(session.project, pin)
-    image = read_image(session.store, target.outputs.manifest.sha256)
+    image = read_target(find_target(session.project, pin), session.store)
     name = name or default_name(image)
     if output is None:
         confirmed = load(session.store, image, Engine.connect(), name, session.reporter)

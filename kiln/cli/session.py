@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import sys
@@ -12,7 +13,7 @@ from typing import Any
 
 import click
 
-from kiln.errors import KilnError
+from kiln.errors import CannotHere, KilnError
 from kiln.pins.load import Project, find_root, load_project
 from kiln.progress import Lines, Reporter, Silent
 from kiln.store import Store
@@ -50,9 +51,9 @@ class Session:
     def result(self, text: str, data: object) -> None:
         """Print the result: text for people and pipes, or data with --json."""
         if self.as_json:
-            print(json.dumps(data, indent=2, sort_keys=True))
+            print(json.dumps(data, indent=2, sort_keys=True), flush=True)
         elif text:
-            print(text)
+            print(text, flush=True)  # a digest is there before the gates have begun
 
 
 def with_session(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -78,6 +79,26 @@ pin_argument = click.argument("pin", required=False, metavar="[PIN]")
 locked_option = click.option(
     "--locked", is_flag=True, help="Write no lock; any difference from it is an error (for CI)."
 )
+
+
+def machine_error(error: OSError) -> KilnError | None:
+    """What an OSError says of this machine (no space, not ours to write), else None."""
+    from kiln.store import default_root
+    from kiln.store.blobs import no_space
+
+    # A write that failed names no file; nearly all that is written goes to the store.
+    where = Path(str(error.filename)) if error.filename else default_root()
+    if (full := no_space(error, where)) is not None:
+        return full
+    if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return None
+    return CannotHere(
+        "machine.not-allowed",
+        "this user may not read or write a file",
+        where=str(where),
+        why=error.strerror or "",
+        fix="make it accessible, or run as the user that it belongs to",
+    )
 
 
 def failed(error: KilnError, as_json: bool) -> int:

@@ -249,8 +249,8 @@ def _nowhere(name: str, failures: Sequence[Unavailable]) -> Unavailable:
             "fetch.not-found",
             f"{name} is nowhere to be had",
             why=why,
-            fix="name a place that has it (extra-index-url, find-links), or carry it in with "
-            "`kiln import`; if it was withdrawn, `kiln lock` chooses another",
+            fix="name a place that has it (extra-index-url, find-links), or a store that has it "
+            "(KILN_ALTERNATES); if it was withdrawn, `kiln lock` chooses another",
         )
     if len(failures) == 1:
         why = worst.why

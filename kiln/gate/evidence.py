@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from kiln.errors import Damaged, JudgedBad
@@ -31,20 +33,31 @@ def record(store: Store, evidence: Evidence) -> str:
     return sha
 
 
-def replay(store: Store, digest: str, preset: str) -> Evidence | None:
-    """The newest evidence for (manifest digest in hex, preset), or None.
+def replay(
+    store: Store, digest: str, preset: str, holds: Callable[[Evidence], bool] = lambda _: True
+) -> Evidence | None:
+    """The newest evidence for (manifest digest in hex, preset) that still holds, or None.
 
-    Raises Damaged("gate.bad-evidence") where the blob is no evidence for these two.
+    Partial evidence does not hide whole evidence that is older. Raises
+    Damaged("gate.bad-evidence") where a blob is no evidence for these two.
     """
-    sha = store.actions.evidence(digest, preset)
-    if sha is None:
-        return None
+    for sha in store.actions.evidence(digest, preset):
+        evidence = read_evidence(store, sha)
+        if (evidence.digest, evidence.preset) != (digest, preset):
+            raise _bad_evidence(sha, f"it is for {evidence.digest}, preset {evidence.preset}")
+        if holds(evidence):
+            return evidence
+    return None
+
+
+def read_evidence(store: Store, sha: str) -> Evidence:
+    """One evidence blob. Raises Damaged("gate.bad-evidence")."""
     try:
         evidence = msgspec.json.decode(store.blobs.read(sha), type=Evidence)
     except msgspec.DecodeError as error:
         raise _bad_evidence(sha, str(error)) from error
-    if (evidence.digest, evidence.preset, evidence.schema) != (digest, preset, SCHEMA):
-        raise _bad_evidence(sha, f"it is for {evidence.digest}, preset {evidence.preset}")
+    if evidence.schema != SCHEMA:
+        raise _bad_evidence(sha, f"its schema is {evidence.schema}, this Kiln's is {SCHEMA}")
     return evidence
 
 

@@ -51,12 +51,14 @@ def gate_target(
     *,
     preset: str = "default",
     runner: str = "auto",
+    model: str = "",
     again: bool = False,
 ) -> Judged:
     """Judge the image of a pin or digest under a preset.
 
-    runner: "auto", "docker", "bundle" or "endpoint=URL". Raises BadInput for what is not
-    there, CannotHere where this machine cannot start it, JudgedBad where it does not start.
+    runner: "auto", "docker", "bundle" or "endpoint=URL". model: which of an endpoint's.
+    Raises BadInput for what is not there, CannotHere where this machine cannot start it,
+    JudgedBad where it does not start.
     """
     found = find_target(project, target)
     chosen = found.pin.presets.get(preset)
@@ -68,19 +70,20 @@ def gate_target(
             why=f"it has: {', '.join(found.pin.presets) or 'none'}",
             fix="add one under `presets`, or name one that is there with --preset",
         )
-    expected = _expected(project, found, preset, chosen)
+    expected = expect(project, found, preset, chosen)
     if not again and not runner.startswith("endpoint="):
-        old = replay(store, expected.digest, preset)
-        if old is not None and _still_holds(old, expected):
+        old = replay(store, expected.digest, preset, lambda e: _still_holds(e, expected))
+        if old is not None:
             return Judged(found.name, old, replayed=True)
     # Imported here: a replay starts nothing.
     from kiln.gate.start import start_and_judge
 
-    evidence = start_and_judge(project, found, chosen, expected, runner, store, reporter)
+    evidence = start_and_judge(project, found, chosen, expected, runner, model, store, reporter)
     return Judged(found.name, evidence, replayed=False)
 
 
-def _expected(project: Project, found: Target, name: str, preset: Preset) -> Expected:
+def expect(project: Project, found: Target, name: str, preset: Preset) -> Expected:
+    """What lock, recipe and preset (of this name) say about the image that is judged."""
     recipe = project.recipe(found.pin.recipe)
     local = found.lock.local
     assert local is not None, "outputs without a local part are never written"

@@ -59,6 +59,8 @@ def _why_silent(server: Server, asker: Asker, error: Unanswered) -> Problem:
 
 def check_stop(stopped: Stopped) -> Case:
     """It ended by itself when it was told to, and left nothing behind."""
+    if not stopped.ours:
+        return not_run("smoke/stop", "Kiln did not start this server, and so does not stop it")
     problems = []
     if not stopped.clean:
         problems.append(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -12,9 +13,8 @@ from kiln.gate.model import Evidence, Expected
 from kiln.gate.run import judge
 from kiln.graph.build import Fetcher, build
 from kiln.image.prepare import LockFetcher
-from kiln.image.read import read_image
 from kiln.image.roots import model_graph
-from kiln.image.target import Target
+from kiln.image.target import Target, read_target
 from kiln.image.tools import BUBBLEWRAP, RUNTIMES, ensure_tool
 from kiln.pins.load import Project
 from kiln.pins.model import Preset
@@ -32,20 +32,26 @@ def start_and_judge(
     preset: Preset,
     expected: Expected,
     runner: str,
+    served: str,
     store: Store,
     reporter: Reporter,
 ) -> Evidence:
     """Run the gates on a fresh start, or on a given server (runner "endpoint=URL").
 
+    served: which model of an endpoint to ask, "" where it has one. An endpoint's key comes
+    from the environment (KILN_ENDPOINT_TOKEN, sent as a bearer token and never shown).
+
     Raises BadInput("gate.unknown-runner"), CannotHere where this machine cannot start it,
     JudgedBad where it does not start.
     """
-    image = read_image(store, expected.digest)
+    image = read_target(found, store)
     fetcher = LockFetcher(project, found.lock, store, reporter)
-    starter = _runner(project, found, runner, store, fetcher, reporter)
+    starter: Runner
     if runner.startswith(ENDPOINT):
+        starter = _endpoint(runner.removeprefix(ENDPOINT), served)
         model = Path(preset.model)  # whatever the endpoint serves; nothing is mounted
     else:
+        starter = _runner(project, found, runner, store, fetcher, reporter)
         resolved = found.lock.resolved
         ensure_tool(BUBBLEWRAP, project, resolved, store, fetcher, reporter)
         model = model_folder(project, found, preset.model, store, fetcher, reporter)
@@ -75,6 +81,13 @@ def model_folder(
     return target
 
 
+def _endpoint(url: str, served: str) -> Runner:
+    from kiln.run.endpoint import EndpointRunner
+
+    token = os.environ.get("KILN_ENDPOINT_TOKEN", "")
+    return EndpointRunner(url, served, {"Authorization": f"Bearer {token}"} if token else None)
+
+
 def _runner(
     project: Project,
     found: Target,
@@ -83,10 +96,6 @@ def _runner(
     fetcher: Fetcher,
     reporter: Reporter,
 ) -> Runner:
-    if wanted.startswith(ENDPOINT):
-        from kiln.run.endpoint import EndpointRunner
-
-        return EndpointRunner(wanted.removeprefix(ENDPOINT))
     if wanted in ("docker", "auto"):
         from kiln.run.docker import DockerRunner
         from kiln.run.engine import Engine

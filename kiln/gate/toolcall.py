@@ -170,17 +170,19 @@ def _history(asker: Asker) -> Case:
         _user(PROMPT),
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "call_1", "content": "sunny, 21 degrees"},
+        # What a small model makes of the result says little; that it can still answer
+        # behind such a history says that the history was rendered.
+        {"role": "assistant", "content": "It is sunny in Paris, at 21 degrees."},
+        _user("What is the capital of France?"),
     ]
     more = {"tools": _tools(), "tool_choice": "none"}
     return _judged(asker, "toolcall/history/full", "full", messages, more, _judge_history)
 
 
 def _judge_history(said: Said) -> list[Problem]:
-    problems = check_empty(said.text, said.reasoning)
-    if not re.search(r"sunny|21", said.text or "", re.IGNORECASE):
-        problems.append(
-            Problem("wrong-answer", f"the tool's result is not in {(said.text or '')[:120]!r}")
-        )
+    problems = judge_no_call(said)
+    if not re.search(r"\bParis\b", said.text or ""):
+        problems.append(Problem("wrong-answer", f"Paris is not in {(said.text or '')[:120]!r}"))
     return problems
 
 

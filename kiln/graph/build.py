@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -73,6 +74,12 @@ def _run_all(
                 done, _ = wait(running, return_when=FIRST_COMPLETED)
             except KeyboardInterrupt as interrupt:
                 failure = failure or interrupt
+                reporter.note(
+                    f"interrupted: {', '.join(sorted(running.values()))} may end first; "
+                    "Ctrl-C again kills at once"
+                )
+                # A kill loses no more than what runs: the store bears one at any point.
+                signal.signal(signal.SIGINT, signal.SIG_DFL)
                 continue
             for future in done:
                 name = running.pop(future)

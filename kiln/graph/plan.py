@@ -6,7 +6,7 @@ Planning reads the action table and stats blobs; it runs and writes nothing.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -74,7 +74,7 @@ def make_plan(store: Store, graph: Graph, goal: str) -> Plan:
         node = graph[name]
         inputs = resolve(node, results)
         if inputs is None:
-            why[name] = f"for {', '.join(sorted(node.depends() - results.keys()))}"
+            why[name] = f"for {_first(sorted(node.depends() - results.keys()), 6)}"
         elif (outputs := store.actions.get(node.key(inputs))) is not None:
             results[name] = outputs
         else:
@@ -110,5 +110,10 @@ def _difference(store: Store, name: str, canonical: bytes) -> str:
     for part in ("inputs", "params"):
         names = old[part].keys() | new[part].keys()
         changed += [n for n in sorted(names) if old[part].get(n) != new[part].get(n)]
-    shown = ", ".join(changed[:4]) + (f" and {len(changed) - 4} more" if len(changed) > 4 else "")
-    return f"changed: {shown}" if changed else "its result is gone"
+    return f"changed: {_first(changed, 4)}" if changed else "its result is gone"
+
+
+def _first(names: Sequence[str], count: int) -> str:
+    """The first of many names, and how many more there are."""
+    more = len(names) - count
+    return ", ".join(names[:count]) + (f" and {more} more" if more > 0 else "")

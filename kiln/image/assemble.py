@@ -7,10 +7,11 @@ components built from source, configuration. A Python patch moves the two last b
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kiln.canonical import JSON
+from kiln.errors import BadInput, raise_problems
 from kiln.graph.action import Graph, Input, Node, Output
 from kiln.graph.steps import FILES, IMAGE
 from kiln.image.identity import MANIFEST_PATH, Identity, labels, manifest_json
@@ -22,6 +23,7 @@ from kiln.layer.step import Params, Source, TreeSource, layer_node
 from kiln.lock.model import Local, Resolved
 from kiln.pins.load import Project
 from kiln.pins.model import Pin, Recipe, Runtime
+from kiln.pins.yaml import Document
 from kiln.source.wheel import Install
 
 GOAL = "image"
@@ -78,10 +80,30 @@ def assemble(
     sources = Sources(project, pin, recipe, resolved, local)
     layers = [layer for layer in _layers(sources, pin, recipe, identity, local) if layer.sources]
     winners = {path: f"wheel:{winner}" for path, winner in recipe.wheels.winners.items()}
+    _check_winners(winners, layers, project.recipe_document(pin.recipe))
     nodes = [*sources.roots.nodes, *(layer.node(winners) for layer in layers)]
     names = tuple(layer.name for layer in layers)
     nodes.append(_image(recipe, identity, names))
     return Assembly(Graph(nodes), names)
+
+
+def _check_winners(
+    winners: Mapping[str, str], layers: Sequence[_Layer], recipe: Document[Recipe]
+) -> None:
+    """A rule whose winner is in no layer would decide nothing, in silence."""
+    known = {name for layer in layers for name in layer.inputs}
+    raise_problems(
+        [
+            BadInput(
+                "image.unknown-winner",
+                f"{winner.removeprefix('wheel:')} is to win /{path}, but is not in the image",
+                where=recipe.where("wheels", "winners", path),
+                fix="correct the package's name, or remove the rule",
+            )
+            for path, winner in winners.items()
+            if winner not in known
+        ]
+    )
 
 
 def _layers(
@@ -121,7 +143,7 @@ def _layers(
         layer.tree(sources.patched_bytecode())
         yield layer
 
-    for name in pin.components:
+    for name in sorted(pin.components):
         component = sources.component(name)
         layer = _Layer(name, install)
         layer.wheel(component, sources.bytecode(component))

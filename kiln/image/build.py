@@ -8,6 +8,7 @@ compare the outputs with the lock's, or write them where the parts above changed
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -23,6 +24,9 @@ from kiln.lock.model import Lock, Outputs
 from kiln.pins.load import Project
 from kiln.progress import Reporter
 from kiln.store import Store
+
+if TYPE_CHECKING:
+    from kiln.image.make import Made
 
 
 @dataclass(frozen=True)
@@ -56,13 +60,15 @@ def build_pin(
     reporter: Reporter,
     *,
     locked: bool = False,
+    new_encoder: bool = False,
     jobs: int | None = None,
 ) -> Built:
     """Build a pin's image.
 
     Raises BadInput for a stale lock, JudgedBad("outputs.mismatch" | "outputs.encoder")
     where the outputs are not the lock's, and whatever an action raises. With `locked`
-    nothing of the lock is written, and a local difference is an error.
+    nothing of the lock is written, and a local difference is an error. With `new_encoder`
+    the lock moves to this encoder, if every diffID is the lock's.
     """
     name = name or project.pins.default
     lock = read_pin_lock(project, name, project.pin(name))
@@ -78,33 +84,54 @@ def build_pin(
     from kiln.image.make import make
 
     made = make(project, prepared, store, fetcher, reporter, jobs)
-    outputs = made.outputs
-    if current and lock.outputs is not None:
-        if wrong := compare_outputs(
-            lock.outputs,
-            outputs,
-            where=prepared.where,
-            encoders=prepared.encoders,
-            listing=made.listing,
-            fingerprints=fingerprints_path(project.root, name),
-        ):
-            raise wrong
-    elif locked:
-        raise BadInput(
-            "lock.no-outputs",
-            f"the lock of {name!r} knows no outputs yet",
-            where=prepared.where,
-            fix=f"run `kiln build {name}` without --locked and commit the lock",
-        )
-    else:
-        lock = msgspec.structs.replace(lock, local=prepared.local, outputs=outputs)
-        write_lock(locks_path(project.root, name), lock)
-        prints = {x.name: (x.diff_id, fingerprints(made.listing(x.name))) for x in outputs.layers}
-        write_fingerprints(fingerprints_path(project.root, name), prints)
+    settled = _compared(project, prepared, made, new_encoder and not locked) if current else None
+    if settled is None:
+        if locked:
+            raise BadInput(
+                "lock.no-outputs",
+                f"the lock of {name!r} knows no outputs yet",
+                where=prepared.where,
+                fix=f"run `kiln build {name}` without --locked and commit the lock",
+            )
+        settled = _written(project, prepared, made)
         reporter.note(f"{prepared.where}: local part and outputs written")
-    _note_built(store, prepared, outputs)
-    name_image(store, name, outputs.manifest)
-    return Built(name, outputs.manifest, prepared.identity, lock, made.ran)
+    _note_built(store, prepared, made.outputs)
+    name_image(store, name, made.outputs.manifest)
+    return Built(name, made.outputs.manifest, prepared.identity, settled, made.ran)
+
+
+def _compared(project: Project, prepared: Prepared, made: Made, new_encoder: bool) -> Lock | None:
+    """The lock, if what was made is what it says; None where its outputs are to be written.
+
+    Raises JudgedBad("outputs.mismatch" | "outputs.encoder").
+    """
+    lock = prepared.lock
+    if lock.outputs is None:
+        return None
+    wrong = compare_outputs(
+        lock.outputs,
+        made.outputs,
+        where=prepared.where,
+        encoders=prepared.encoders,
+        listing=made.listing,
+        fingerprints=fingerprints_path(project.root, prepared.name),
+    )
+    if wrong is None:
+        return lock
+    if new_encoder and wrong.code == "outputs.encoder":
+        return None
+    raise wrong
+
+
+def _written(project: Project, prepared: Prepared, made: Made) -> Lock:
+    """Write the lock with today's local part and what was made, and the list of its files."""
+    name = prepared.name
+    lock = msgspec.structs.replace(prepared.lock, local=prepared.local, outputs=made.outputs)
+    write_lock(locks_path(project.root, name), lock)
+    layers = made.outputs.layers
+    prints = {x.name: (x.diff_id, fingerprints(made.listing(x.name))) for x in layers}
+    write_fingerprints(fingerprints_path(project.root, name), prints)
+    return lock
 
 
 def _check_local(prepared: Prepared, locked: bool, reporter: Reporter) -> bool:

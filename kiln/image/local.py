@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import msgspec
 
-from kiln.canonical import digest, key
+from kiln.canonical import digest, sha256
 from kiln.graph.build import Fetcher
 from kiln.graph.steps import versions
 from kiln.layer.encode import ENCODER
 from kiln.lock.model import Local, Lock, LockedPatch
 from kiln.lock.request import made_hashes
 from kiln.pins.load import Project
-from kiln.pins.model import Pin
+from kiln.pins.model import Pin, Recipe
 from kiln.pins.patch import read_series
 from kiln.progress import Reporter
 from kiln.store import Store
@@ -48,9 +48,14 @@ def local_series(
 def local_part(project: Project, pin: Pin, series: tuple[LockedPatch, ...]) -> Local:
     """Today's local part."""
     return Local(
-        recipe=key(msgspec.to_builtins(project.recipe(pin.recipe))),
+        recipe=_recipe_hash(project.recipe(pin.recipe)),
         components=made_hashes(project, pin),
         patches=series,
         steps=versions(),
         encoder=ENCODER,
     )
+
+
+def _recipe_hash(recipe: Recipe) -> str:
+    """Hex sha256 of a recipe. In the order of its keys: groups and layers stand in it."""
+    return sha256(msgspec.json.encode(recipe))

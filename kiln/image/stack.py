@@ -21,41 +21,46 @@ def check_stack(layers: Mapping[str, Iterable[Line]]) -> None:
     """Check the listings of an image's layers, lowest first.
 
     Raises BadInput "image.path-clash" (two layers, one file), "image.over-link" (a folder
-    over a link), "image.through-link" (a path below a link), "image.folder-mode".
+    over a link), "image.other-kind", "image.folder-mode", "image.below-no-folder" (a path
+    below a link or a file).
     """
     seen: dict[str, tuple[str, Line]] = {}
-    links: set[str] = set()
     problems: list[KilnError] = []
     for name, lines in layers.items():
         for line in lines:
             old = seen.get(line.path)
             if old is not None and (problem := _clash(name, line, *old)) is not None:
                 problems.append(problem)
-            elif parent := _link_above(line.path, links):
+            elif (above := _no_folder_above(line.path, seen)) is not None:
                 problems.append(
                     BadInput(
-                        "image.through-link",
-                        f"layer {name} has /{line.path}, below the link /{parent}",
+                        "image.below-no-folder",
+                        f"layer {name} has /{line.path}, and /{above.path} is {_kind(above)}",
+                        why="it would be written through the link, or in place of the file",
                         fix="let the recipe put it where the link points",
                     )
                 )
             seen[line.path] = (name, line)
-            if line.content.startswith("-> "):
-                links.add(line.path)
     raise_problems(problems[:SHOWN])
 
 
 def _clash(name: str, new: Line, below: str, old: Line) -> BadInput | None:
     if new == old:
         return None
-    if new.content == "dir" and old.content.startswith("-> "):
+    kinds = (_kind(old), _kind(new))
+    if kinds == ("a link", "a folder"):
         return BadInput(
             "image.over-link",
             f"layer {name} puts the folder /{new.path} over a link of layer {below}",
             why="everything that is reached through the link would be gone",
             fix="let the recipe put these files where the link points",
         )
-    if new.content == old.content == "dir":
+    if kinds[0] != kinds[1]:
+        return BadInput(
+            "image.other-kind",
+            f"/{new.path} is {kinds[1]} in layer {name}, and {kinds[0]} in layer {below}",
+        )
+    if kinds[0] == "a folder":
         return BadInput(
             "image.folder-mode",
             f"layer {name} gives the folder /{new.path} mode {new.mode}, layer {below} {old.mode}",
@@ -70,10 +75,17 @@ def _clash(name: str, new: Line, below: str, old: Line) -> BadInput | None:
     )
 
 
-def _link_above(path: str, links: set[str]) -> str:
+def _kind(line: Line) -> str:
+    if line.content == "dir":
+        return "a folder"
+    return "a link" if line.content.startswith("-> ") else "a file"
+
+
+def _no_folder_above(path: str, seen: Mapping[str, tuple[str, Line]]) -> Line | None:
+    """The nearest entry above a path that is no folder."""
     parent = path.rpartition("/")[0]
     while parent:
-        if parent in links:
-            return parent
+        if parent in seen and seen[parent][1].content != "dir":
+            return seen[parent][1]
         parent = parent.rpartition("/")[0]
-    return ""
+    return None

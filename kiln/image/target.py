@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from kiln.canonical import is_sha256
 from kiln.errors import BadInput
 from kiln.image.prepare import read_pin_lock
+from kiln.image.read import Image, read_image
 from kiln.lock.file import locks_path, read_lock
 from kiln.lock.model import Lock, Outputs
 from kiln.pins.load import Project
 from kiln.pins.model import Pin
+from kiln.store import Store
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,22 @@ def find_target(project: Project, text: str | None) -> Target:
             fix=f"run `kiln build {name}`",
         )
     return Target(name, pin, lock, lock.outputs)
+
+
+def read_target(target: Target, store: Store) -> Image:
+    """The target's image. Raises BadInput("target.not-here") where this store lacks it."""
+    outputs = target.outputs
+    blobs = [outputs.manifest, outputs.config, *(layer.digest for layer in outputs.layers)]
+    missing = [blob for blob in blobs if not store.blobs.has(blob)]
+    if missing:
+        raise BadInput(
+            "target.not-here",
+            f"the image of {target.name!r} is not in this store",
+            where=str(store.root),
+            why=f"{len(missing)} of {len(blobs)} blobs are missing, first {missing[0]}",
+            fix=f"run `kiln build {target.name}`; it gives the digest that the lock knows",
+        )
+    return read_image(store, outputs.manifest.sha256)
 
 
 def _by_digest(project: Project, sha: str) -> Target:

@@ -15,10 +15,9 @@ from typing import BinaryIO, TypeAlias
 import msgspec
 
 from kiln.canonical import JSON, Digest, dumps
-from kiln.errors import BadInput, CannotHere, KilnError, raise_problems
+from kiln.errors import BadInput, KilnError, raise_problems
 from kiln.graph.action import Context, Input, Node
 from kiln.graph.steps import LAYER
-from kiln.layer.below import Below
 from kiln.layer.encode import ENCODER, Encoding, encode
 from kiln.layer.listing import Line, format_listing
 from kiln.lock.model import Encoder
@@ -53,15 +52,11 @@ class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a layer is made of.
 
     winners: path that several sources claim, or a folder of such ("a/b/"), -> the input
-    whose file is taken; the RECORDs of the other wheels lose their rows. below: inputs
-    that are trees of lower layers, whose links and folder modes count. setuid: the paths
-    that may have set-user-ID or set-group-ID bits.
+    whose file is taken; the RECORDs of the other wheels lose their rows.
     """
 
     sources: tuple[Source, ...]
     winners: dict[str, str] = {}
-    below: tuple[str, ...] = ()
-    setuid: tuple[str, ...] = ()
     encoder: Encoder = ENCODER
 
 
@@ -78,17 +73,8 @@ def layer_node(name: str, inputs: Mapping[str, Input], params: Params, estimate:
 def run(ctx: Context) -> Mapping[str, Digest]:
     """Inputs as `Params.sources` names them; outputs as `layer_node` says."""
     params = msgspec.convert(ctx.params, Params)
-    if params.encoder != ENCODER:
-        raise CannotHere(
-            "layer.encoder",
-            f"the lock wants the layer encoder {params.encoder.name} {params.encoder.version}",
-            why=f"this Kiln has {ENCODER.name} {ENCODER.version}, which gives other bytes",
-            fix="use the Kiln of that lock, or let `kiln build` bring the lock up to date",
-        )
-    below = Below(entry for name in params.below for entry in read_tree(ctx.path(name), name))
     sources = _read_sources(ctx, params)
-    entries = _checked(merge(_placed(sources, below)), params, ctx.reporter)
-    done = complete(entries, below.modes)
+    done = complete(_checked(merge(sources), ctx.reporter), {})
     title = f"write {len(done)} entries of {_title(params.sources)}"
     with (
         ctx.reporter.task(title, sum(entry.size for entry in done)) as task,
@@ -182,42 +168,20 @@ def _losses(params: Params, found: list[list[Entry]]) -> dict[int, set[str]]:
     return losses
 
 
-def _placed(sources: list[list[Entry]], below: Below) -> list[list[Entry]]:
-    placed: list[list[Entry]] = []
-    problems: list[KilnError] = []
-    for entries in sources:
-        placed.append([])
-        for entry in entries:
-            try:
-                placed[-1].append(below.place(entry))
-            except BadInput as error:
-                problems.append(error)
-    raise_problems(problems)
-    return placed
-
-
-def _checked(entries: list[Entry], params: Params, reporter: Reporter) -> list[Entry]:
+def _checked(entries: list[Entry], reporter: Reporter) -> list[Entry]:
     problems: list[BadInput] = []
     if not entries:
         problems.append(BadInput("layer.empty", "a layer of these sources would hold nothing"))
-    set_id = {e.path: e for e in entries if e.kind == "file" and e.mode & _SET_ID}
-    for path in sorted(set_id.keys() - set(params.setuid)):
-        problems.append(
-            BadInput(
-                "layer.setuid",
-                f"/{path} has mode {set_id[path].mode:04o}: it would run with another's rights",
-                where=set_id[path].origin,
-                fix="leave it out, or allow it in the recipe, under `setuid`",
-            )
+    problems += [
+        BadInput(
+            "layer.setuid",
+            f"/{entry.path} has mode {entry.mode:04o}: it would run with another's rights",
+            where=entry.origin,
+            fix="leave it out",
         )
-    for path in sorted(set(params.setuid) - set_id.keys()):
-        problems.append(
-            BadInput(
-                "layer.setuid-unused",
-                f"`setuid` allows /{path}, but the layer has no such file with those bits",
-                fix="remove it from the list",
-            )
-        )
+        for entry in entries
+        if entry.kind == "file" and entry.mode & _SET_ID
+    ]
     raise_problems(problems)
     if collisions := _case_collisions(entries):
         more = f", and {len(collisions) - 3} more" if len(collisions) > 3 else ""

@@ -139,7 +139,7 @@ def compare_outputs(
                 where=where,
                 why=f"diffID of all layers as locked; blob locked {old.digest}, "
                 f"built {new.digest}\n{_encoders(encoders)}",
-                fix="use the encoder that the lock names (requirements.txt pins it)",
+                fix="use the Kiln of that lock, or move the lock with `kiln build --new-encoder`",
             )
         if old != new:
             why = f"locked {_bytes(old)}, built {_bytes(new)}; the lock contradicts itself"

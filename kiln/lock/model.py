@@ -153,9 +153,32 @@ def patch_set_id(patches: tuple[LockedPatch, ...]) -> str:
 
 
 def kiln_id(pin: str, resolved: Resolved, local: Local) -> str:
-    """Hex sha256 over the lock's inputs: the identity an image can carry in itself.
+    """Hex sha256 over the inputs of the image: the identity that it can carry in itself.
 
-    (An image cannot know its own digest: DESIGN.md, promise 3.)
+    (An image cannot know its own digest: DESIGN.md, promise 3.) Only what can change the
+    image's content counts: not the gates' models, not the closure "sandbox", and not the
+    encoder, which changes blobs but no diffID.
     """
-    parts = {"resolved": msgspec.to_builtins(resolved), "local": msgspec.to_builtins(local)}
-    return key({"pin": pin, **parts})
+    asked = resolved.request
+    components = asked.get("components", {})
+    roots = {made.get("root") for made in components.values()}
+    closures = {
+        name: msgspec.to_builtins(closure)
+        for name, closure in resolved.closures.items()
+        if name == "image" or name.startswith("build/")
+    }
+    return key(
+        {
+            "pin": pin,
+            "vllm": asked.get("pin", {}).get("vllm"),
+            "architecture": asked.get("recipe", {}).get("architecture"),
+            "components": components,
+            "roots": {n: root for n, root in asked.get("roots", {}).items() if n in roots},
+            "closures": closures,
+            "base": msgspec.to_builtins(resolved.base),
+            "recipe": local.recipe,
+            "made": {n: h for n, h in local.components.items() if not n.startswith("models/")},
+            "patches": msgspec.to_builtins(local.patches),
+            "steps": local.steps,
+        }
+    )

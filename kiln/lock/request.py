@@ -64,7 +64,8 @@ def _closure_fields(recipe: Recipe) -> dict[str, JSON]:
         fields["debian"] = {
             "release": debian.release,
             "security": debian.security,
-            "groups": dict(debian.groups),
+            # A list: what a group holds depends on the groups before it.
+            "groups": [[name, list(packages)] for name, packages in debian.groups.items()],
         }
     return fields
 

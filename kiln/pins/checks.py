@@ -89,7 +89,7 @@ class _PinCheck:
         if base is not None:
             what = f"the recipe {self.pin.recipe} stands on no base"
             self._bad("base-unused", what, "base", fix="remove it, or use an overlay recipe")
-        if not vllm.wheel and not vllm.commit:
+        if not vllm.wheel:
             fix = f"add wheel: vllm=={vllm.version}"
             self._bad("no-source", "nothing says where vLLM comes from", "vllm", fix=fix)
         if recipe.python is not None and self.pin.python:

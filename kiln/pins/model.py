@@ -174,7 +174,7 @@ class Recipe(Model, frozen=True):
 
     title: Text
     architecture: Literal["amd64", "arm64"] = "amd64"
-    compression: Literal["gzip", "zstd"] = "gzip"
+    compression: Literal["gzip"] = "gzip"
     missing: str = ""
     overlay: bool = False
     debian: Debian | None = None

@@ -63,7 +63,7 @@ def show_pin(project: Project, store: Store, name: str | None) -> Shown:
             ("evidence", f"{preset}: sha256:{sha}")
             for preset in pin.presets
             if lock.outputs
-            and (sha := store.actions.evidence(lock.outputs.manifest.sha256, preset))
+            for sha in store.actions.evidence(lock.outputs.manifest.sha256, preset)[:1]
         ]
     else:
         rows.append(("lock", "none"))

@@ -91,7 +91,8 @@ _CAUSES = (
 )
 
 _CHILD_ERROR = re.compile(
-    r"^\((?P<who>EngineCore|Worker)\S* pid=\d+\) ERROR [^\]]*\] (?P<error>\w[\w.]*(Error|Exception)\b.*)$",
+    r"^\((?P<who>EngineCore|Worker)\S* pid=\d+\) ERROR [^\]]*\] "
+    r"(?P<error>\w[\w.]*(Error|Exception)\b.*)$",
     re.MULTILINE,
 )
 _DRIVER_FILE = Path("/proc/driver/nvidia/version")

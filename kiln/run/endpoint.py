@@ -92,5 +92,4 @@ class _EndpointServer:
         return None
 
     def stop(self) -> Stopped:
-        """Not ours to stop, and so never a clean stop."""
-        return Stopped(0, False, ("the server itself: Kiln did not start it",))
+        return Stopped(0, clean=False, ours=False)

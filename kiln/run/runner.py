@@ -85,11 +85,13 @@ class Launch:
 @dataclass(frozen=True)
 class Stopped:
     """How a server ended. clean: by itself after SIGTERM, in time. left: what was still
-    there afterwards (processes, containers), one line each."""
+    there afterwards (processes, containers), one line each. ours: False where Kiln did
+    not start it, and so did not stop it either."""
 
     seconds: float
     clean: bool
     left: tuple[str, ...] = ()
+    ours: bool = True
 
 
 class Server(Protocol):

@@ -28,11 +28,16 @@ def no_space(error: OSError, where: Path) -> CannotHere | None:
     """The error for a full disk or quota, or None where the OSError is another."""
     if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return None
+    return full_disk(where, os.strerror(error.errno))
+
+
+def full_disk(where: Path, why: str) -> CannotHere:
+    """The error for a full disk or quota."""
     return CannotHere(
         "store.no-space",
         "no space left for the store",
         where=str(where),
-        why=os.strerror(error.errno or 0),
+        why=why,
         fix="free some space, or point KILN_STORE at a larger disk; nothing half-written was kept",
     )
 

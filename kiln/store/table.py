@@ -14,7 +14,8 @@ from pathlib import Path
 import msgspec
 
 from kiln.canonical import Digest, dumps
-from kiln.errors import Damaged
+from kiln.errors import CannotHere, Damaged, KilnError
+from kiln.store.blobs import full_disk
 
 _SCHEMA = """
 create table if not exists action (
@@ -49,11 +50,23 @@ class ActionTable:
                 connection.execute("pragma synchronous=full")
                 connection.executescript(_SCHEMA)
             except sqlite3.DatabaseError as error:
-                raise self._damaged(error) from error
+                raise self._failed(error) from error
             self._local.connection = connection
         return connection
 
-    def _damaged(self, error: sqlite3.DatabaseError) -> Damaged:
+    def _failed(self, error: sqlite3.DatabaseError) -> KilnError:
+        """What SQLite's error means here; a disk that is full has damaged nothing."""
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest is for experts
+        if code == sqlite3.SQLITE_FULL:
+            return full_disk(self.path, str(error))
+        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            return CannotHere(
+                "store.busy",
+                "the action table is locked by another process",
+                where=str(self.path),
+                why=str(error),
+                fix="wait until it is done",
+            )
         return Damaged(
             "store.table",
             "the action table cannot be used",
@@ -66,7 +79,7 @@ class ActionTable:
         try:
             return self._connection().execute(sql, values).fetchall()
         except sqlite3.DatabaseError as error:
-            raise self._damaged(error) from error
+            raise self._failed(error) from error
 
     def get(self, key: str) -> dict[str, Digest] | None:
         """The outputs recorded for a key, or None."""
@@ -109,15 +122,14 @@ class ActionTable:
             "insert into evidence (digest, preset, sha256) values (?, ?, ?)", digest, preset, sha
         )
 
-    def evidence(self, digest: str, preset: str) -> str | None:
-        """The newest evidence blob's sha256 for (image digest, preset), or None."""
+    def evidence(self, digest: str, preset: str) -> list[str]:
+        """The sha256 of all evidence blobs for (image digest, preset), the newest first."""
         rows = self._run(
-            "select sha256 from evidence where digest = ? and preset = ?"
-            " order by sequence desc limit 1",
+            "select sha256 from evidence where digest = ? and preset = ? order by sequence desc",
             digest,
             preset,
         )
-        return str(rows[0][0]) if rows else None
+        return [str(sha) for (sha,) in rows]
 
     def all_evidence(self) -> Iterator[tuple[str, str, str]]:
         """All evidence, oldest first: its sha256, the image digest, the preset."""

@@ -1,0 +1,1 @@
+"""Kiln's budgets, measured in one run against Docker on the same machine (docs/speed.md)."""

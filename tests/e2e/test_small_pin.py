@@ -206,3 +206,57 @@ def test_an_unknown_pin_shows_close_names(small: Small) -> None:
 def test_errors_come_as_data_with_json(small: Small) -> None:
     result = small.kiln("build", "--json")
     assert json.loads(result.stdout)["error"]["code"] == "lock.missing"
+
+
+def test_another_encoder_is_told_apart_and_accepted_only_when_asked(locked: Small) -> None:
+    """The lock says another version of the encoder, and blobs that it would have made."""
+    assert locked.kiln("build").returncode == 0
+    path = locked.root / "images/locks/small.lock"
+    data = json.loads(path.read_text())
+    blobs = [layer["digest"]["sha256"] for layer in data["outputs"]["layers"]]
+    text = path.read_text()
+    for number, sha in enumerate(blobs):
+        text = text.replace(sha, f"{number:064d}")
+    path.write_text(text.replace('"version":"1.9.1"', '"version":"1.0.0"'))
+    result = locked.kiln("build", "--locked")
+    assert result.returncode == 1, result.stderr
+    assert "outputs.encoder" in result.stderr
+    assert "1.0.0" in result.stderr
+    assert locked.kiln("build").returncode == 1
+    moved = locked.kiln("build", "--new-encoder")
+    assert moved.returncode == 0, moved.stderr
+    assert json.loads(path.read_text())["outputs"] == data["outputs"]
+    assert locked.kiln("build", "--locked").returncode == 0
+
+
+def test_the_order_of_layers_in_a_recipe_counts(locked: Small) -> None:
+    recipe = locked.root / "images/tiny.yaml"
+    recipe.write_text(recipe.read_text().replace("torch: [torch]", "one: [torch]\n    two: [idle]"))
+    first = locked.kiln("build").stdout
+    recipe.write_text(
+        recipe.read_text().replace("one: [torch]\n    two: [idle]", "two: [idle]\n    one: [torch]")
+    )
+    result = locked.kiln("build")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout != first
+
+
+def test_a_winner_that_is_not_in_the_image_is_an_error(locked: Small) -> None:
+    recipe = locked.root / "images/tiny.yaml"
+    recipe.write_text(
+        recipe.read_text().replace("wheels:\n", "wheels:\n  winners: {usr/x: nobody}\n")
+    )
+    result = locked.kiln("build")
+    assert result.returncode == 2
+    assert "image.unknown-winner" in result.stderr
+    assert "images/tiny.yaml:7" in result.stderr
+
+
+def test_an_image_that_is_not_in_this_store_says_build_it(locked: Small) -> None:
+    assert locked.kiln("build").returncode == 0
+    elsewhere = str(locked.store) + "-elsewhere"
+    result = locked.kiln("load", "--output", "x.tar", KILN_STORE=elsewhere)
+    assert result.returncode == 2, result.stderr
+    assert "target.not-here" in result.stderr
+    assert "kiln build small" in result.stderr
+    assert not (locked.root / "x.tar").exists()

@@ -72,16 +72,21 @@ def kiln(
 
     prefix: a command that runs the rest of its line (see `without`).
     """
-    kept = {k: v for k, v in os.environ.items() if k not in ("KILN_STORE", "KILN_ALTERNATES")}
     return subprocess.run(
         [*prefix, sys.executable, "-m", "kiln", *arguments],
         cwd=root,
-        env=kept | {"KILN_STORE": str(store), "PYTHONPATH": str(ROOT), **environment},
+        env={**variables(store), **environment},
         text=True,
         capture_output=True,
         timeout=MINUTES * 60,
         check=False,
     )
+
+
+def variables(store: Path) -> dict[str, str]:
+    """The environment that runs this repository's Kiln in a store."""
+    kept = {k: v for k, v in os.environ.items() if k not in ("KILN_STORE", "KILN_ALTERNATES")}
+    return kept | {"KILN_STORE": str(store), "PYTHONPATH": str(ROOT)}
 
 
 def build_default(store: Path) -> DefaultImage:

@@ -159,8 +159,10 @@ def test_a_bad_stop_fails(store: Store, ending: Stopped, code: str) -> None:
 
 
 def test_an_endpoint_is_partial_and_never_a_pass(store: Store) -> None:
-    evidence = run(store, FakeServer(executed=None, confirms=""))
+    ending = Stopped(0, clean=False, ours=False)
+    evidence = run(store, FakeServer(executed=None, confirms="", ending=ending))
     assert by_id(evidence)["smoke/extensions"].verdict == "not-run"
+    assert by_id(evidence)["smoke/stop"].verdict == "not-run"
     assert not evidence.complete
     assert (evidence.verdict, evidence.exit_code) == ("not-run", 4)
     assert "partial" in verdicts_text(evidence)
@@ -312,3 +314,10 @@ def test_the_json_form(store: Store) -> None:
     assert msgspec.convert(
         {key: value for key, value in data.items() if key != "verdict"}, Evidence
     ).cases
+
+
+def test_partial_evidence_does_not_hide_whole_evidence(store: Store) -> None:
+    whole = run(store, FakeServer())
+    run(store, FakeServer(executed=None, confirms=""))
+    found = replay(store, DIGEST, "default", lambda evidence: evidence.complete)
+    assert found == whole

@@ -239,7 +239,8 @@ def test_a_history_that_does_not_render_fails() -> None:
     assert isinstance(sent, str)
     assert problems(case, reply("template error", 500)) == {"http-status"}
     assert problems(case, chat("I do not know.")) == {"wrong-answer"}
-    assert problems(case, chat("It is sunny.")) == set()
+    assert problems(case, chat("<tool_response>Paris")) == {"control-tokens"}
+    assert problems(case, chat("It is Paris.")) == set()
 
 
 # ---- the schema subset -------------------------------------------------------------------------

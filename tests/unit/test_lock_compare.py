@@ -21,7 +21,18 @@ from kiln.lock.fingerprints import (
     read_fingerprints,
     write_fingerprints,
 )
-from kiln.lock.model import Encoder, Layer, LockedPatch, Outputs, PatchedFile
+from kiln.lock.model import (
+    Closure,
+    Encoder,
+    Layer,
+    Local,
+    LockedPatch,
+    Outputs,
+    PatchedFile,
+    Resolved,
+    Wheel,
+    kiln_id,
+)
 from tests.unit.test_lock_file import SMALL, sha
 
 replace = msgspec.structs.replace
@@ -325,3 +336,44 @@ def test_broken_lines_are_told_all_at_once(tmp_path: Path) -> None:
     with pytest.raises(BadInput) as single:
         read_fingerprints(path)
     assert single.value.code == "lock.files-syntax"
+
+
+# ---- kiln.id ---------------------------------------------------------------------------
+
+
+def test_kiln_id_is_of_what_can_change_the_image() -> None:
+    """Not of the encoder, the gates' model or the sandbox's tools; of all else."""
+    wheel = Wheel("a", "1", "a-1-py3-none-any.whl", 1, "0" * 64)
+    closures = {name: Closure(wheels=(wheel,)) for name in ("image", "sandbox", "model/m")}
+    request = {
+        "pin": {"vllm": {"version": "1"}},
+        "components": {"c": {"root": "r"}},
+        "roots": {"r": {"debian": ["g++"]}, "convert": {}},
+    }
+    encoder = Encoder("e", "1", 1)
+    local = Local("recipe", {"c": "1", "models/m": "1"}, (), {"layer": 1}, encoder)
+    resolved = Resolved(request=request, closures=closures)
+    known = kiln_id("p", resolved, local)
+
+    def changed(**parts: Any) -> str:
+        new = msgspec.structs.replace(local, **parts)
+        return kiln_id("p", resolved, new)
+
+    assert changed(encoder=Encoder("e", "2", 1)) == known
+    assert changed(components={"c": "1", "models/m": "2"}) == known
+    for name in ("sandbox", "model/m"):
+        other = Resolved(request=request, closures={**closures, name: Closure()})
+        assert kiln_id("p", other, local) == known
+    without = {**request, "roots": {"r": {"debian": ["g++"]}}}
+    assert kiln_id("p", Resolved(request=without, closures=closures), local) == known
+
+    others = [
+        changed(recipe="other"),
+        changed(components={"c": "2", "models/m": "1"}),
+        changed(steps={"layer": 2}),
+        kiln_id("q", resolved, local),
+        kiln_id("p", Resolved(request=request, closures={"image": Closure()}), local),
+        kiln_id("p", Resolved(request={**request, "roots": {}}, closures=closures), local),
+        kiln_id("p", Resolved(request={**request, "pin": {}}, closures=closures), local),
+    ]
+    assert len({known, *others}) == len(others) + 1

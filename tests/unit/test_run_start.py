@@ -250,9 +250,7 @@ def test_an_endpoint_gives_partial_evidence_only() -> None:
             assert found.confirms == ""
             assert found.exit_status() is None
             assert found.execute(["true"], 1) is None
-            stopped = found.stop()
-            assert not stopped.clean
-            assert stopped.left
+            assert not found.stop().ours
             assert found.alive()
             with EndpointRunner(server.url(""), "other").start(IMAGE, launch()) as other:
                 assert other.model == "other"

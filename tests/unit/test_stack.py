@@ -36,7 +36,12 @@ def code(**layers: list[Line]) -> str:
         (Line("usr/lib/a", "0755", "aa"), "image.path-clash"),
         (Line("usr/lib", "0700", "dir"), "image.folder-mode"),
         (Line("lib", "0755", "dir"), "image.over-link"),
-        (Line("lib/x.so", "0644", "xx"), "image.through-link"),
+        (Line("lib/x.so", "0644", "xx"), "image.below-no-folder"),
+        (Line("usr/lib/a/b", "0644", "xx"), "image.below-no-folder"),
+        (Line("usr/lib/a", "0755", "dir"), "image.other-kind"),
+        (Line("usr/lib", "0644", "xx"), "image.other-kind"),
+        (Line("lib", "0777", "-> opt"), "image.path-clash"),
+        (Line("lib", "0644", "xx"), "image.other-kind"),
     ],
 )
 def test_an_upper_layer(line: Line, expected: str) -> None:
@@ -46,6 +51,7 @@ def test_an_upper_layer(line: Line, expected: str) -> None:
 def test_only_the_patch_layer_replaces_files() -> None:
     assert code(patches=[Line("usr/lib/a", "0644", "bb")]) == ""
     assert code(patches=[Line("lib", "0755", "dir")]) == "image.over-link"
+    assert code(patches=[Line("usr/lib/a", "0777", "-> b")]) == "image.other-kind"
 
 
 def test_all_problems_are_told_at_once() -> None:

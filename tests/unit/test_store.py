@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sqlite3
 import threading
 from pathlib import Path
 
@@ -117,6 +118,25 @@ def test_a_damaged_table_is_an_error_of_the_store(tmp_path: Path) -> None:
         Store(tmp_path / "s")
     assert error.value.code == "store.table"
     assert error.value.exit_code == 5
+
+
+def test_a_full_disk_is_no_damage_of_the_table(store: Store) -> None:
+    # SQLite's own limit answers as a full disk does.
+    store.actions._run("pragma max_page_count = 1")
+    with pytest.raises(CannotHere) as error:
+        store.actions.put(sha256(b"k"), "n", b"x" * (1 << 20), {})
+    assert error.value.code == "store.no-space"
+
+
+def test_a_locked_table_is_busy_and_not_damaged(store: Store) -> None:
+    store.actions._run("pragma busy_timeout = 1")
+    other = sqlite3.connect(store.actions.path, isolation_level=None)
+    other.execute("begin immediate")
+    with pytest.raises(CannotHere) as error:
+        store.actions.put(sha256(b"k"), "n", b"{}", {})
+    other.close()
+    assert error.value.code == "store.busy"
+    store.actions.put(sha256(b"k"), "n", b"{}", {})
 
 
 def test_a_store_of_another_user_is_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

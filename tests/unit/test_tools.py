@@ -12,7 +12,7 @@ from kiln.compile.root import TreePart
 from kiln.compile.tools import find_runtime, find_tool, install_tools
 from kiln.errors import CannotHere
 from kiln.progress import Silent
-from kiln.source.entry import data_entry
+from kiln.source.entry import Entry, data_entry
 from kiln.source.tree import write_tree
 from kiln.store import Store
 
@@ -45,7 +45,13 @@ def program(folder: Path, name: str) -> str:
 
 
 def install(store: Store, names: Iterable[str]) -> None:
-    entries = [data_entry(f"usr/bin/{name}", b"program", 0o755) for name in names]
+    """A root as Debian's packages make it: the link to the loader is absolute."""
+    loader = "lib/x86_64-linux-gnu/ld-linux-x86-64.so.2"
+    entries = [
+        *(data_entry(f"usr/bin/{name}", b"program", 0o755) for name in names),
+        data_entry(f"usr/{loader}", b"loader", 0o755),
+        Entry("usr/lib64/ld-linux-x86-64.so.2", "symlink", 0o777, target=f"/{loader}"),
+    ]
     install_tools(store, [TreePart(write_tree(store.blobs, entries))])
 
 
@@ -72,11 +78,13 @@ def test_the_closures_tool_starts_through_its_own_loader(store: Store) -> None:
     assert tool is not None
     assert tool.origin == "closure"
     assert tool.argv == (
-        f"{root}/lib64/ld-linux-x86-64.so.2",
+        f"{root}/usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2",
         "--library-path",
         f"{root}/usr/lib/x86_64-linux-gnu:{root}/usr/lib",
         f"{root}/usr/bin/bwrap",
     )
+    # The host's loader with the closure's libc aborts wherever the two differ.
+    assert Path(tool.argv[0]).resolve().is_relative_to(root)
 
 
 def test_a_newer_closure_replaces_the_older(store: Store) -> None:
