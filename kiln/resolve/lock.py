@@ -20,7 +20,7 @@ from kiln.fetch.index import Index
 from kiln.fetch.settings import read_settings
 from kiln.graph.action import Locked
 from kiln.lock.file import locks_path, read_lock, write_lock
-from kiln.lock.model import Closure, Deb, Lock, Resolved, Suite, Wheel
+from kiln.lock.model import Closure, Deb, Lock, Resolved, Suite, Wheel, kiln_id
 from kiln.lock.request import request
 from kiln.pins.load import Project
 from kiln.pins.model import Asset, Pin, Recipe
@@ -93,8 +93,17 @@ def lock_pin(
         resolved = resolver.resolve(wanted)
     if old is not None and resolved == old.resolved:
         return Changed(name, ())
-    write_lock(path, Lock(name, resolved))
+    write_lock(path, _renewed(name, old, resolved))
     return Changed(name, tuple(_differences(old.resolved if old else None, resolved)))
+
+
+def _renewed(name: str, old: Lock | None, resolved: Resolved) -> Lock:
+    """The new lock. What was built stays the measure, if the image's inputs are the same."""
+    if old is not None and old.local is not None:
+        local = old.local
+        if kiln_id(name, resolved, local) == kiln_id(name, old.resolved, local):
+            return Lock(name, resolved, local, old.outputs)
+    return Lock(name, resolved)
 
 
 @dataclass

@@ -260,3 +260,21 @@ def test_an_image_that_is_not_in_this_store_says_build_it(locked: Small) -> None
     assert "target.not-here" in result.stderr
     assert "kiln build small" in result.stderr
     assert not (locked.root / "x.tar").exists()
+
+
+def test_a_new_lock_of_the_same_image_keeps_what_was_built(locked: Small) -> None:
+    assert locked.kiln("build").returncode == 0
+    path = locked.root / "images/locks/small.lock"
+    outputs = json.loads(path.read_text())["outputs"]
+    recipe = locked.root / "images/tiny.yaml"
+    recipe.write_text(
+        recipe.read_text().replace("wheels:\n", 'wheels:\n  constraints: ["idle<2"]\n')
+    )
+    assert "lock.stale" in locked.kiln("build").stderr
+    assert locked.kiln("lock").returncode == 0
+    assert json.loads(path.read_text())["outputs"] == outputs, "the closure is the same"
+    make_wheel(locked.wheels, "idle", "1.5", {"idle/__init__.py": "new = 1\n"})
+    moved = locked.kiln("lock", "--upgrade", "idle")
+    assert "idle 1.1 -> 1.5" in moved.stdout
+    assert json.loads(path.read_text())["outputs"] is None
+    assert locked.kiln("build").returncode == 0
