@@ -9,6 +9,7 @@ wrong; 3 an input cannot be had; 4 this machine cannot do it; 5 the store is dam
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 
 import click
@@ -65,6 +66,8 @@ def cli() -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """Entry point. Exits with the code of the worst error."""
+    if argv is None:
+        _in_utf8()
     from kiln.cli.session import failed, machine_error
     from kiln.errors import KilnError
 
@@ -91,3 +94,13 @@ def main(argv: list[str] | None = None) -> None:
         traceback.print_exc()
         print("this is a fault in Kiln, and no verdict on anything", file=sys.stderr)
         sys.exit(70)
+
+
+def _in_utf8() -> None:
+    """Start again in Python's UTF-8 mode where the locale has another encoding.
+
+    Names of files in images are UTF-8; in an old locale they would be unpacked under
+    other names, or not at all, and the same lock would give another digest.
+    """
+    if sys.getfilesystemencoding() != "utf-8":
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])  # noqa: S606

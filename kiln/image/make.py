@@ -10,7 +10,7 @@ from kiln.graph.plan import make_plan
 from kiln.image.assemble import GOAL, assemble_prepared
 from kiln.image.oci import read_layers
 from kiln.image.prepare import Prepared
-from kiln.image.tools import BUBBLEWRAP, ensure_tool
+from kiln.image.tools import ensure_sandbox
 from kiln.lock.model import Outputs
 from kiln.pins.load import Project
 from kiln.progress import Reporter
@@ -39,7 +39,7 @@ def make(
     assembly = assemble_prepared(project, prepared)
     todo = make_plan(store, assembly.graph, GOAL).todo
     if todo:
-        ensure_tool(BUBBLEWRAP, project, prepared.lock.resolved, store, fetcher, reporter)
+        ensure_sandbox(project, prepared.lock.resolved, store, fetcher, reporter)
     results = build(store, assembly.graph, GOAL, fetcher, reporter, jobs)
 
     def read(layer: str, output: str) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kiln.compile.root import TreePart
+from kiln.compile.sandbox import find_sandbox
 from kiln.compile.tools import find_tool, install_tools
 from kiln.graph.action import Graph
 from kiln.graph.build import Fetcher, build
@@ -16,6 +17,18 @@ from kiln.store import Store
 
 BUBBLEWRAP = ("bwrap",)
 RUNTIMES = ("crun", "runc")
+
+
+def ensure_sandbox(
+    project: Project, resolved: Resolved, store: Store, fetcher: Fetcher, reporter: Reporter
+) -> None:
+    """Have a sandbox that works, before hundreds of megabytes come for what runs in it.
+
+    Raises CannotHere("sandbox.none"). A lock without the closure "sandbox" needs none.
+    """
+    if "sandbox" in resolved.closures:
+        ensure_tool(BUBBLEWRAP, project, resolved, store, fetcher, reporter)
+        find_sandbox(store)
 
 
 def ensure_tool(

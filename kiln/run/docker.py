@@ -22,7 +22,7 @@ from kiln.errors import CannotHere
 from kiln.image.read import Image
 from kiln.progress import Reporter
 from kiln.run.client import CallFailed, Client
-from kiln.run.engine import Engine
+from kiln.run.engine import Engine, engine_errors
 from kiln.run.folder import GONE, dead, run_folder, runs, sweep
 from kiln.run.load import default_name, load
 from kiln.run.process import MAX_OUTPUT, members, pid_namespace
@@ -56,6 +56,10 @@ class DockerRunner:
     @contextlib.contextmanager
     def start(self, image: Image, launch: Launch) -> Iterator[Server]:
         """See `Runner.start`. Raises what `load` raises, and CannotHere("run.engine-start")."""
+        with engine_errors():
+            yield from self._start(image, launch)
+
+    def _start(self, image: Image, launch: Launch) -> Iterator[Server]:
         user, uid, gid = self._user(image, launch)
         check_launch(image, launch, uid, gid)
         self._sweep()

@@ -7,7 +7,9 @@ names are never asked for.
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from kiln.errors import CannotHere
@@ -17,7 +19,24 @@ if TYPE_CHECKING:
     from docker import DockerClient
 
 _SOCKET = "unix:///var/run/docker.sock"
-_SECONDS = 60  # for one call; loading streams and counts anew with each piece
+_SECONDS = 60  # for one call
+
+
+@contextlib.contextmanager
+def engine_errors() -> Iterator[None]:
+    """CannotHere("run.engine-call") for an engine that refuses a call or leaves it unanswered."""
+    from docker.errors import DockerException
+    from requests.exceptions import RequestException
+
+    try:
+        yield
+    except (DockerException, RequestException) as error:
+        raise CannotHere(
+            "run.engine-call",
+            "the engine did not do what it was asked",
+            why=str(error),
+            fix="see the engine's own log; --runner bundle needs no engine",
+        ) from error
 
 
 class Engine:

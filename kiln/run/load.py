@@ -18,7 +18,7 @@ from kiln.errors import BadInput, CannotHere
 from kiln.image.oci import INDEX, MANIFEST
 from kiln.image.read import Image
 from kiln.progress import Reporter
-from kiln.run.engine import Engine
+from kiln.run.engine import Engine, engine_errors
 from kiln.source.tar import EPOCH
 from kiln.store import Store
 from kiln.store.blobs import CHUNK
@@ -27,6 +27,7 @@ from kiln.store.blobs import CHUNK
 _NAME = re.compile(r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*(?:/[a-z0-9]+(?:[._-]+[a-z0-9]+)*)*")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _ZSTD_ENGINE = 23  # the first major version that unpacks zstd layers
+_SECONDS = 1800  # an engine has the whole archive before it unpacks, and is silent until then
 
 
 def default_name(image: Image) -> str:
@@ -107,10 +108,8 @@ def load(store: Store, image: Image, engine: Engine, name: str, reporter: Report
     """Load the image into an engine; returns what the engine confirms (`Engine.confirms`).
 
     name: repository:tag, a label only. Raises CannotHere with run.zstd-engine (R13),
-    run.load-refused or run.engine-digest.
+    run.load-refused, run.engine-call or run.engine-digest.
     """
-    from docker.errors import APIError, ImageLoadError
-
     major = engine.version.partition(".")[0]
     zstd = any(layer.compression == "zstd" for layer in image.layers)
     if zstd and major.isdecimal() and int(major) < _ZSTD_ENGINE:
@@ -128,21 +127,31 @@ def load(store: Store, image: Image, engine: Engine, name: str, reporter: Report
             yield piece
 
     with reporter.task(f"load {name} into the engine", total) as task:
-        try:
-            api = engine.client.api
-            for line in api.load_image(counted(), quiet=True) or ():  # type: ignore[no-untyped-call]
-                if isinstance(line, dict) and "error" in line:
-                    raise ImageLoadError(line["error"])
-        except (APIError, ImageLoadError) as error:
-            raise CannotHere(
-                "run.load-refused",
-                "the engine did not take the image",
-                where=f"engine {engine.version}",
-                why=str(error),
-                fix="see the engine's own log; --runner bundle needs no engine",
-            ) from error
-    found = engine.find(image)
-    if found is None:
-        named = engine.client.images.get(name).id or "nothing"
-        return engine.confirms(named, image)
+        _send(engine, counted())
+    with engine_errors():
+        found = engine.find(image)
+        if found is None:
+            found = engine.client.images.get(name).id or "nothing"
     return engine.confirms(found, image)
+
+
+def _send(engine: Engine, pieces: Iterator[bytes]) -> None:
+    from docker.errors import DockerException, ImageLoadError
+    from requests.exceptions import RequestException
+
+    api = engine.client.api
+    usual, api.timeout = api.timeout, _SECONDS
+    try:
+        for line in api.load_image(pieces, quiet=True) or ():  # type: ignore[no-untyped-call]
+            if isinstance(line, dict) and "error" in line:
+                raise ImageLoadError(line["error"])
+    except (DockerException, RequestException) as error:
+        raise CannotHere(
+            "run.load-refused",
+            "the engine did not take the image",
+            where=f"engine {engine.version}",
+            why=str(error),
+            fix="see the engine's own log; --runner bundle needs no engine",
+        ) from error
+    finally:
+        api.timeout = usual

@@ -21,7 +21,7 @@ from kiln.fetch.fetcher import StoreFetcher
 from kiln.fetch.settings import read_settings
 from kiln.graph.action import Locked
 from kiln.lock.file import locks_path, read_lock
-from kiln.lock.model import Lock, Outputs
+from kiln.lock.model import Deb, Lock, Outputs, Wheel
 from kiln.pins.load import Project, load_project
 from kiln.progress import Silent
 from kiln.store import Store
@@ -103,6 +103,15 @@ def build_default(store: Path) -> DefaultImage:
     return DefaultImage(project, name, lock, store, said["digest"], said["actions_run"])
 
 
+def locked_files(lock: Lock) -> dict[str, int]:
+    """sha256 -> size of all that the image is made from: a model or a sandbox is not."""
+    files: list[Deb | Wheel] = []
+    for name in ("image", "build/arctic-inference"):
+        closure = lock.resolved.closures[name]
+        files += [*closure.debs, *closure.wheels, *closure.sources]
+    return {file.sha256: file.size for file in files}
+
+
 def locked_wheel(name: str, store: Path, folder: Path) -> Path:
     """A wheel of the default pin's lock, fetched into the store, as a link with its name."""
     project = load_project(ROOT)
@@ -178,11 +187,8 @@ def packages_for(python: Path, cache: Path) -> Path:
     if not folder.is_dir():
         partial = folder.with_name(f"{folder.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
-        options = ["-qq", "--no-deps", "--require-hashes", "--target", str(partial)]
-        subprocess.run(
-            [sys.executable, "-m", "pip", "--python", str(python), "install", *options]
-            + ["-r", str(requirements)],
-            check=True,
-        )
+        pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "-qq"]
+        options = ["--no-deps", "--require-hashes", "--target", str(partial)]
+        subprocess.run([*pip, *options, "-r", str(requirements)], check=True)
         partial.rename(folder)
     return folder

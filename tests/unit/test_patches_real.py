@@ -50,6 +50,7 @@ def test_the_default_pin_uses_this_series() -> None:
     assert project.pin(project.pins.default).patches == SERIES
 
 
+@pytest.mark.net
 def test_golden_images(wheel: Wheel) -> None:
     applied = patch_wheel(wheel, shipped())
     pre: dict[str, str] = {}
@@ -60,11 +61,13 @@ def test_golden_images(wheel: Wheel) -> None:
     assert {path: (pre[path], after[path]) for path in after} == GOLDEN
 
 
+@pytest.mark.net
 @pytest.mark.parametrize("ids", [SERIES[:1], SERIES[:2], (SERIES[0], SERIES[2])])
 def test_patches_can_be_left_out(wheel: Wheel, ids: tuple[str, ...]) -> None:
     assert [p.id for p in patch_wheel(wheel, shipped(*ids)).patches] == list(ids)
 
 
+@pytest.mark.net
 def test_the_series_does_not_apply_twice(wheel: Wheel) -> None:
     once = shipped()
     again = [PatchFile(f"{patch.id}-again", patch.data) for patch in once]
@@ -74,6 +77,7 @@ def test_the_series_does_not_apply_twice(wheel: Wheel) -> None:
     assert {error.code for error in errors} == {"patch.already-applied"}
 
 
+@pytest.mark.net
 def test_hooks_stand_where_they_should(wheel: Wheel) -> None:
     files = {path: data or b"" for path, data in patch_wheel(wheel, shipped()).files.items()}
     config = files["vllm/config/speculative.py"].decode()

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from requests.exceptions import ReadTimeout
 
 from kiln.canonical import sha256
 from kiln.errors import BadInput, CannotHere
@@ -101,7 +102,7 @@ class FakeEngine:
 
     def __init__(self, ids: dict[str, str], replies: list[dict[str, Any]] | None = None) -> None:
         self.ids, self.loaded = ids, b""
-        self.api = SimpleNamespace(load_image=self._load)
+        self.api = SimpleNamespace(load_image=self._load, timeout=60)
         self.images = SimpleNamespace(get=self._get)
         self._replies = replies or []
 
@@ -114,6 +115,7 @@ class FakeEngine:
 
     def _load(self, data: Iterator[bytes], quiet: bool) -> list[dict[str, Any]]:
         self.loaded = b"".join(data)
+        self.patience = self.api.timeout
         return self._replies
 
 
@@ -144,6 +146,23 @@ def test_an_engine_that_refuses(store: Store, image: Image) -> None:
         load(store, image, engine(fake), NAME, Silent())
     assert caught.value.code == "run.load-refused"
     assert "no space" in caught.value.why
+
+
+def test_an_engine_that_is_slow_and_one_that_goes_silent(store: Store, image: Image) -> None:
+    """An engine unpacks for minutes after the last byte, and says nothing meanwhile."""
+    fake = FakeEngine({str(image): str(image)})
+    load(store, image, engine(fake), NAME, Silent())
+    assert fake.patience >= 600
+    assert fake.api.timeout == 60, "other calls wait no longer for it"
+
+    def silent(data: Iterator[bytes], quiet: bool) -> None:
+        raise ReadTimeout("Read timed out.")
+
+    fake.api.load_image = silent
+    with pytest.raises(CannotHere) as caught:
+        load(store, image, engine(fake), NAME, Silent())
+    assert caught.value.code == "run.load-refused"
+    assert "timed out" in caught.value.why
 
 
 def test_old_engines_and_zstd(store: Store, image: Image) -> None:

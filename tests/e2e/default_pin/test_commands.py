@@ -1,4 +1,4 @@
-"""plan, doctor and show on the repository's own pins, by the command line."""
+"""plan, doctor and show on the default pin, by the command line."""
 
 from __future__ import annotations
 
@@ -9,22 +9,10 @@ import pytest
 
 from kiln.canonical import is_sha256
 from kiln.lock.file import locks_path, read_lock
-from kiln.lock.model import Lock
 from kiln.pins.load import load_project
-from tests.helpers.default_pin import ROOT, DefaultImage, kiln
+from tests.helpers.default_pin import ROOT, DefaultImage, kiln, locked_files
 
 DEFAULT = load_project(ROOT).pins.default
-OTHERS = ("v0.23.0", "v0.24.0", "dev748", "dev714")
-
-
-def locked_files(lock: Lock) -> dict[str, int]:
-    """sha256 -> size of all that the image is made from: a model or a sandbox is not."""
-    closures = [lock.resolved.closures[name] for name in ("image", "build/arctic-inference")]
-    return {
-        file.sha256: file.size
-        for closure in closures
-        for file in (*closure.debs, *closure.wheels, *closure.sources)
-    }
 
 
 def test_a_plan_from_nothing_names_every_action_and_all_bytes_to_fetch(tmp_path: Path) -> None:
@@ -89,21 +77,18 @@ def test_doctor_says_what_this_machine_can_do(tmp_path: Path) -> None:
     assert str(tmp_path) in found["store"]["text"]
 
 
-@pytest.mark.parametrize("pin", OTHERS)
-def test_pins_of_later_issues_can_be_shown_and_say_what_is_missing(
-    pin: str, tmp_path: Path
-) -> None:
-    shown = kiln(ROOT, "show", pin, "--json", store=tmp_path)
-    assert shown.returncode == 0, shown.stderr
-    data = json.loads(shown.stdout)
-    assert data["pin"] == pin
-    assert data["missing"]
-    built = kiln(ROOT, "build", pin, "--json", store=tmp_path)
-    assert built.returncode == 4
-    error = json.loads(built.stdout)["error"]
-    assert error["code"] == "build.not-supported"
-    assert error["why"]
-    assert "pins.yaml:" in error["where"]
+@pytest.mark.root
+@pytest.mark.net  # where the machine has no bubblewrap, the closure's is fetched
+def test_no_sandbox_is_said_before_anything_is_fetched_for_it(tmp_path: Path) -> None:
+    # A user namespace in which no further one may be made.
+    forbid = 'echo 0 > /proc/sys/user/max_user_namespaces && exec "$@"'
+    prefix = ["unshare", "-Ur", "sh", "-ec", forbid, "sh"]
+    done = kiln(ROOT, "build", "--locked", "--json", store=tmp_path, prefix=prefix)
+    assert done.returncode == 4, done.stderr
+    assert json.loads(done.stdout)["error"]["code"] == "sandbox.none"
+    sizes = [path.stat().st_size for path in (tmp_path / "blobs/sha256").iterdir()]
+    assert sum(sizes) < 100_000_000
+    assert not list((tmp_path / "partial").iterdir())
 
 
 def test_the_lock_of_the_default_pin_names_no_host_and_no_time() -> None:

@@ -49,6 +49,9 @@ from tests.helpers.dockerd import dockerd
 pytestmark = [pytest.mark.net, pytest.mark.root, pytest.mark.slow]
 
 
+EAGER = "--enforce-eager"
+
+
 @pytest.fixture(autouse=True)
 def _nothing_is_left(default_image: DefaultImage) -> Iterator[None]:
     yield
@@ -79,13 +82,17 @@ class Parts:
         args: tuple[str, ...] = (),
         env: Mapping[str, str] = {},
         user: str | None = None,
+        compiled: bool = False,
     ) -> AbstractContextManager[Server]:
-        """The image under the preset, with this model, more options, another user."""
+        """The image under the preset, with this model, more options, another user.
+
+        compiled: without the preset's --enforce-eager.
+        """
         runner = BundleRunner(self.store, find_runtime(self.store, Silent()), Silent())
         launch = Launch(
             model=model or self.model,
             served_name=new_nonce(),
-            args=(*self.preset.args, *args),
+            args=(*(a for a in self.preset.args if not compiled or a != EAGER), *args),
             env={**self.preset.env, **env},
             start_seconds=self.preset.start_seconds,
             user=user,
@@ -276,6 +283,23 @@ def test_suffix_decoding_as_any_user(parts: Parts) -> None:
         stopped = server.stop()
         assert stopped.clean
         assert stopped.left == ()
+
+
+# ---- 5 -----------------------------------------------------------------------------------------
+
+
+def test_compiled_by_the_images_own_compiler(parts: Parts) -> None:
+    """torch.compile builds C++ while the server starts, on a read-only root, as the image's
+    user; its results lie in the one writable place."""
+    assert EAGER in parts.preset.args
+    with parts.start(compiled=True) as server:
+        assert "enforce_eager=True" not in server.log_tail(100_000)
+        body = {"prompt": "The capital of France is", "max_tokens": 4, "temperature": 0}
+        assert completion(server, {"model": server.model, **body}).startswith(" Paris")
+        built = shell(server, "find $HOME -name '*.so' | wc -l; touch /usr/x 2>&1 || echo refused")
+        count, said = built.split("\n", 1)
+        assert int(count) > 0
+        assert said.endswith("refused\n")
 
 
 def completion(server: Server, body: Mapping[str, object]) -> str:
