@@ -68,7 +68,7 @@ def test_the_versions_of_step_and_program_belong_together() -> None:
     assert (BYTECODE.version, program) == (1, PROGRAM)
 
 
-PROGRAM = "ca9027b8d6d8e0f8156a6839cf6f2069cd4dbe96c48150b773f89ab27767ca8b"
+PROGRAM = "692ca0e688200dc88cd3c65324401e2b9913f4c27d0b0b6a2fda93efccc4a338"
 
 
 # ---- the program, run by this Python instead of the image's ------------------------------------
