@@ -115,8 +115,7 @@ def _again(asker: Asker, first: Said | None) -> Case:
     problems = [*judge_answer(QUESTIONS[0], said), *check_same(first.text or "", said.text or "")]
     if problems and not judge_answer(QUESTIONS[0], first):
         problems.append(Problem("poisoned", "it was good before the questions in between"))
-    detail = found.detail + ("" if first.text == said.text else " (not the same text as before)")
-    return case(name, problems, detail, found.replies)
+    return case(name, problems, found.detail, found.replies)
 
 
 def _ask(asker: Asker, question: Question, name: str) -> tuple[Case, Said | None]:
