@@ -200,6 +200,7 @@ def check_control_tokens(text: str, prompt: str, *, about: bool = False) -> list
 
 # ---- two answers to one question -----------------------------------------------------------------
 
+
 def check_same(first: str, second: str) -> list[Problem]:
     """Whether two greedy answers to one question are the same text.
 
