@@ -154,6 +154,10 @@ def _exit_code(reports: bytes) -> int | None:
     return None
 
 
+# Tools that this process has seen at work; a build asks for the sandbox hundreds of times.
+_proven: set[Tool] = set()
+
+
 def find_sandbox(store: Store) -> Bubblewrap:
     """The sandbox of this machine: the host's bubblewrap, or the closure's; proven to work.
 
@@ -168,6 +172,8 @@ def find_sandbox(store: Store) -> Bubblewrap:
             fix="install the package bubblewrap; Kiln never runs foreign code without it",
         )
     sandbox = Bubblewrap(tool)
+    if tool in _proven:
+        return sandbox
     with tempfile.TemporaryDirectory() as scratch:
         # The machine itself as the root. /proc/self/exe is bubblewrap (or the loader that
         # started it): the one program that is sure to be there.
@@ -179,6 +185,7 @@ def find_sandbox(store: Store) -> Bubblewrap:
             status = -1
         if status:
             raise _not_allowed(tool, tail(log))
+    _proven.add(tool)
     return sandbox
 
 

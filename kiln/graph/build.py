@@ -60,14 +60,17 @@ def _run_all(
     jobs: int,
 ) -> None:
     waiting = {node.name: node for node in todo}
+    heights = _heights(todo)
     running: dict[Future[Mapping[str, Digest]], str] = {}
     failure: BaseException | None = None
     with ThreadPoolExecutor(jobs, thread_name_prefix="kiln") as pool:
         while running or (waiting and failure is None):
             if failure is None:
                 ready = [n for n in waiting.values() if resolve(n, results) is not None]
-                # The longest first, so that the last one does not run alone.
-                for node in sorted(ready, key=lambda n: -n.estimate)[: jobs - len(running)]:
+                # What most has to wait for, then the longest: so that nothing runs alone
+                # at the end.
+                ready.sort(key=lambda node: (-heights[node.name], -node.estimate))
+                for node in ready[: jobs - len(running)]:
                     del waiting[node.name]
                     running[pool.submit(_run_one, store, node, dict(results), reporter)] = node.name
             try:
@@ -89,6 +92,15 @@ def _run_all(
                     failure = failure or error
     if failure is not None:
         raise failure
+
+
+def _heights(todo: Sequence[Node]) -> dict[str, int]:
+    """Of each node, how many have to run one after the other behind it; `todo` is in order."""
+    heights = {node.name: 0 for node in todo}
+    for node in reversed(todo):
+        for name in node.depends() & heights.keys():
+            heights[name] = max(heights[name], heights[node.name] + 1)
+    return heights
 
 
 def _run_one(

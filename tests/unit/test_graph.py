@@ -168,3 +168,19 @@ def test_two_nodes_of_one_name_are_a_mistake() -> None:
     node = Node("n", Step("m", 1, text_step(lambda _: b"")))
     with pytest.raises(ValueError, match="two nodes"):
         Graph([node, node])
+
+
+def test_what_most_waits_for_runs_first(store: Store) -> None:
+    log: list[str] = []
+    step = Step("s", 1, text_step(lambda i: b"".join(i.values()), log))
+    graph = Graph(
+        [
+            Node("big", step, {}, {"name": "big"}, estimate=1000),
+            Node("small", step, {}, {"name": "small"}, estimate=1),
+            Node("middle", step, {"in": Output("small")}, {"name": "middle"}),
+            Node("last", step, {"a": Output("middle"), "b": Output("big")}, {"name": "last"}),
+        ]
+    )
+    build(store, graph, "last", Shelf(store, {}), Silent(), jobs=1)
+    assert log[0] == "small"
+    assert log[-1] == "last"
