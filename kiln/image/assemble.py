@@ -20,7 +20,7 @@ from kiln.image.sources import Sources, WheelSource
 from kiln.image.stack import PATCHES
 from kiln.layer import step as layer_step
 from kiln.layer.step import Params, Source, TreeSource, layer_node
-from kiln.lock.model import Local, Resolved
+from kiln.lock.model import Local
 from kiln.pins.load import Project
 from kiln.pins.model import Pin, Recipe, Runtime
 from kiln.pins.yaml import Document
@@ -65,19 +65,11 @@ class _Layer:
         return layer_node(f"layer:{self.name}", self.inputs, params, self.estimate)
 
 
-def assemble_prepared(project: Project, prepared: Prepared) -> Assembly:
-    """The graph of a prepared pin."""
-    return assemble(
-        project, prepared.pin, prepared.lock.resolved, prepared.local, prepared.identity
-    )
-
-
-def assemble(
-    project: Project, pin: Pin, resolved: Resolved, local: Local, identity: Identity
-) -> Assembly:
-    """The graph of this pin's image. Its goal is the node `GOAL`."""
+def assemble(project: Project, prepared: Prepared) -> Assembly:
+    """The graph of a prepared pin's image. Its goal is the node `GOAL`."""
+    pin, local, identity = prepared.pin, prepared.local, prepared.identity
     recipe = project.recipe(pin.recipe)
-    sources = Sources(project, pin, recipe, resolved, local)
+    sources = Sources(project, pin, recipe, prepared.lock.resolved, local)
     layers = [layer for layer in _layers(sources, pin, recipe, identity, local) if layer.sources]
     winners = {path: f"wheel:{winner}" for path, winner in recipe.wheels.winners.items()}
     _check_winners(winners, layers, project.recipe_document(pin.recipe))

@@ -16,7 +16,7 @@ from kiln.canonical import Digest, digest, dumps, sha256
 from kiln.errors import BadInput
 from kiln.image.identity import Identity
 from kiln.image.layout import name_image
-from kiln.image.prepare import LockFetcher, Prepared, prepare, read_pin_lock
+from kiln.image.prepare import Prepared, prepare
 from kiln.lock.compare import compare_outputs, difference
 from kiln.lock.file import locks_path, write_lock
 from kiln.lock.fingerprints import fingerprints, fingerprints_path, write_fingerprints
@@ -71,10 +71,9 @@ def build_pin(
     the lock moves to this encoder, if every diffID is the lock's.
     """
     name = name or project.pins.default
-    lock = read_pin_lock(project, name, project.pin(name))
     store.sweep()
-    fetcher = LockFetcher(project, lock, store, reporter)
-    prepared = prepare(project, name, store, fetcher, reporter)
+    prepared = prepare(project, name, store, reporter, fetch=True)
+    lock = prepared.lock
     current = _check_local(prepared, locked, reporter)
     if current and lock.outputs is not None and _is_here(store, prepared, lock.outputs):
         name_image(store, name, lock.outputs.manifest)
@@ -83,7 +82,7 @@ def build_pin(
     # Imported here: when nothing has changed, the code that works is not needed.
     from kiln.image.make import make
 
-    made = make(project, prepared, store, fetcher, reporter, jobs)
+    made = make(project, prepared, store, reporter, jobs)
     settled = _compared(project, prepared, made, new_encoder and not locked) if current else None
     if settled is None:
         if locked:

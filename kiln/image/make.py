@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kiln.graph.build import Fetcher, build
+from kiln.graph.build import build
 from kiln.graph.plan import make_plan
-from kiln.image.assemble import GOAL, assemble_prepared
+from kiln.image.assemble import GOAL, assemble
 from kiln.image.oci import read_layers
 from kiln.image.prepare import Prepared
 from kiln.image.tools import ensure_sandbox
@@ -31,16 +31,15 @@ def make(
     project: Project,
     prepared: Prepared,
     store: Store,
-    fetcher: Fetcher,
     reporter: Reporter,
     jobs: int | None,
 ) -> Made:
     """Run the pin's graph. Raises whatever an action or a fetch raises."""
-    assembly = assemble_prepared(project, prepared)
+    assembly = assemble(project, prepared)
     todo = make_plan(store, assembly.graph, GOAL).todo
     if todo:
-        ensure_sandbox(project, prepared.lock.resolved, store, fetcher, reporter)
-    results = build(store, assembly.graph, GOAL, fetcher, reporter, jobs)
+        ensure_sandbox(project, prepared.lock.resolved, store, prepared.fetcher, reporter)
+    results = build(store, assembly.graph, GOAL, prepared.fetcher, reporter, jobs)
 
     def read(layer: str, output: str) -> bytes:
         return store.blobs.read(results[f"layer:{layer}"][output].sha256)

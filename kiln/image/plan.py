@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kiln.graph.plan import Plan, make_plan
-from kiln.image.assemble import GOAL, assemble_prepared
+from kiln.image.assemble import GOAL, assemble
 from kiln.image.outline import Outline, outline
 from kiln.image.prepare import prepare
 from kiln.lock.compare import Change, difference
@@ -34,8 +34,8 @@ def plan_pin(project: Project, name: str | None, store: Store, reporter: Reporte
     recipe = project.recipe(project.pin(name).recipe)
     if recipe.missing or not locks_path(project.root, name).exists():
         return Planned(name, outline(project, name), ())
-    prepared = prepare(project, name, store, None, reporter)
-    plan = make_plan(store, assemble_prepared(project, prepared).graph, GOAL)
+    prepared = prepare(project, name, store, reporter, fetch=False)
+    plan = make_plan(store, assemble(project, prepared).graph, GOAL)
     old = prepared.lock.local
     changes = difference(old, prepared.local) if old is not None else ()
     return Planned(prepared.name, plan, tuple(changes))

@@ -32,6 +32,7 @@ class Prepared:
     lock: Lock
     local: Local
     identity: Identity
+    fetcher: Fetcher
 
     @property
     def where(self) -> str:
@@ -105,17 +106,18 @@ def read_pin_lock(project: Project, name: str, pin: Pin) -> Lock:
 
 
 def prepare(
-    project: Project, name: str | None, store: Store, fetcher: Fetcher | None, reporter: Reporter
+    project: Project, name: str | None, store: Store, reporter: Reporter, *, fetch: bool
 ) -> Prepared:
     """Read and check a pin's lock, and find today's local part and identity.
 
-    With a fetcher, the patch series is applied where the lock does not know its result
-    yet; without one (a plan), its files are unknown then, and their actions shown as to do.
+    fetch: the patch series is applied where the lock does not know its result yet;
+    otherwise (a plan) its files are unknown then, and their actions shown as to do.
     """
     name = name or project.pins.default
     pin = project.pin(name)
     lock = read_pin_lock(project, name, pin)
-    series = local_series(project, name, pin, lock, store, fetcher, reporter)
+    fetcher = LockFetcher(project, lock, store, reporter)
+    series = local_series(project, name, pin, lock, store, fetcher if fetch else None, reporter)
     local = local_part(project, pin, series)
     identity = identify(name, pin, lock.resolved, local)
-    return Prepared(name, pin, lock, local, identity)
+    return Prepared(name, pin, lock, local, identity, fetcher)

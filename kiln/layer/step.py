@@ -74,7 +74,7 @@ def run(ctx: Context) -> Mapping[str, Digest]:
     """Inputs as `Params.sources` names them; outputs as `layer_node` says."""
     params = msgspec.convert(ctx.params, Params)
     sources = _read_sources(ctx, params)
-    done = complete(_checked(merge(sources), ctx.reporter), {})
+    done = complete(_checked(merge(sources), ctx.reporter))
     title = f"write {len(done)} entries of {_title(params.sources)}"
     with (
         ctx.reporter.task(title, sum(entry.size for entry in done)) as task,

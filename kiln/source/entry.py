@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO, Literal
 
@@ -116,11 +116,11 @@ def merge(sources: Iterable[Iterable[Entry]]) -> list[Entry]:
     return sorted(found.values(), key=lambda e: e.path.encode())
 
 
-def complete(entries: Iterable[Entry], modes: Mapping[str, int] | None = None) -> list[Entry]:
+def complete(entries: Iterable[Entry]) -> list[Entry]:
     """Sorted entries and the folders above them that none declares, in order.
 
-    modes: of folders that exist below a layer; 0755 for all others. With the folders
-    declared, the same files are the same bytes however much of them was spelled out.
+    With the folders declared, the same files are the same bytes however much of them was
+    spelled out.
     """
     done = list(entries)
     known = {entry.path for entry in done if entry.kind == "dir"} | {""}
@@ -128,8 +128,7 @@ def complete(entries: Iterable[Entry], modes: Mapping[str, int] | None = None) -
         parent = entry.path.rpartition("/")[0]
         while parent not in known:
             known.add(parent)
-            mode = (modes or {}).get(parent, UNDECLARED)
-            done.append(Entry(parent, "dir", mode, origin=entry.origin))
+            done.append(Entry(parent, "dir", UNDECLARED, origin=entry.origin))
             parent = parent.rpartition("/")[0]
     return sorted(done, key=lambda e: e.path.encode())
 

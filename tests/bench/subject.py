@@ -10,7 +10,7 @@ import msgspec
 from kiln.canonical import Digest
 from kiln.graph.action import resolve
 from kiln.graph.plan import make_plan
-from kiln.image.assemble import GOAL, assemble_prepared
+from kiln.image.assemble import GOAL, assemble
 from kiln.image.oci import config_bytes, manifest_bytes
 from kiln.image.prepare import LockFetcher, prepare
 from kiln.image.read import Image, read_image
@@ -77,9 +77,9 @@ def find_subject(stores: Stores) -> Subject:
     """
     stores.build(stores.ready)
     project, store = load_project(ROOT), Store(stores.ready)
-    prepared = prepare(project, None, store, None, Silent())
+    prepared = prepare(project, None, store, Silent(), fetch=False)
     assert prepared.lock.outputs is not None, "the build would have refused"
-    assembly = assemble_prepared(project, prepared)
+    assembly = assemble(project, prepared)
     files = {file.digest: file for node in assembly.graph.nodes.values() for file in node.locked()}
     lacking = [file for digest, file in files.items() if not store.blobs.has(digest)]
     LockFetcher(project, prepared.lock, store, Lines()).fetch(lacking)

@@ -15,7 +15,7 @@ import pytest
 from kiln.errors import BadInput, Problems
 from kiln.graph.action import resolve
 from kiln.graph.plan import make_plan
-from kiln.image.assemble import GOAL, assemble_prepared
+from kiln.image.assemble import GOAL, assemble
 from kiln.image.build import build_pin
 from kiln.image.prepare import prepare
 from kiln.pins.load import load_project
@@ -44,7 +44,7 @@ def _build(small: Small) -> dict[str, str]:
     before = small.kiln("plan").stdout
     built = build_pin(load_project(small.root), None, store, quiet)
     project = load_project(small.root)
-    graph = assemble_prepared(project, prepare(project, None, store, None, quiet)).graph
+    graph = assemble(project, prepare(project, None, store, quiet, fetch=False)).graph
     results = make_plan(store, graph, GOAL).results
     keys = {}
     for name, node in graph.nodes.items():

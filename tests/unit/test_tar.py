@@ -211,7 +211,7 @@ def test_merge_compares_contents_that_nobody_hashed() -> None:
 
 
 def test_complete_declares_the_folders_that_are_missing() -> None:
-    done = complete([data_entry("a-b", b""), data_entry("a/b/c", b"")], {"a": 0o1777})
+    done = complete([Entry("a", "dir", 0o1777), data_entry("a-b", b""), data_entry("a/b/c", b"")])
     assert [(e.path, e.kind, e.mode) for e in done] == [
         ("a", "dir", 0o1777),
         ("a-b", "file", 0o644),
