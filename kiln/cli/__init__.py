@@ -3,14 +3,17 @@
 stdout carries the result alone (a digest, a table, or `--json`); stderr carries
 progress and errors. Exit codes: 0 good; 1 what was judged is bad; 2 the input is
 wrong; 3 an input cannot be had; 4 this machine cannot do it; 5 the store is damaged;
-70 a fault in Kiln, with its traceback; 130 Ctrl-C.
+70 a fault in Kiln, with its traceback; 128 + n when signal n ended it (130 Ctrl-C, 143
+SIGTERM, 129 a terminal that went away).
 """
 
 from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
+from types import FrameType
 
 import click
 
@@ -24,6 +27,9 @@ COMMANDS = {
     "build": "Build a pin; prints the image digest.",
     "gate": "Start the very image and judge it.",
     "show": "Show a pin, or what a digest is.",
+    "drift": "Say what becomes of a pin's patches on another source.",
+    "patch": "Make, edit and move patches as commits of a git work tree.",
+    "push": "Push an image to a registry, or into an OCI layout folder.",
     "load": "Load an image into a Docker engine, or write it to a file.",
     "fsck": "Check every blob and result of the store.",
     "doctor": "Say what this machine can do, and what it lacks.",
@@ -64,10 +70,26 @@ def cli() -> None:
     """Reproducible builds, pins and promotion for patched vLLM images."""
 
 
+class _Stopped(KeyboardInterrupt):
+    """A signal that ends a program. Whatever cleans up after Ctrl-C does so after it too:
+    a server that was started for a gate must not outlive it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.status = 128 + number
+
+
+def _stop(number: int, _frame: FrameType | None) -> None:
+    raise _Stopped(number)
+
+
 def main(argv: list[str] | None = None) -> None:
     """Entry point. Exits with the code of the worst error."""
     if argv is None:
         _in_utf8()
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is signal.SIG_DFL:  # not under nohup
+                signal.signal(number, _stop)
     from kiln.cli.session import failed, machine_error
     from kiln.errors import KilnError
 
@@ -81,9 +103,10 @@ def main(argv: list[str] | None = None) -> None:
     except click.ClickException as error:
         error.show()
         sys.exit(2)
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, click.Abort) as stop:
         print("interrupted; finished work is kept, and the next run goes on there", file=sys.stderr)
-        sys.exit(130)
+        cause = stop.__cause__ or stop  # click makes an Abort of it
+        sys.exit(cause.status if isinstance(cause, _Stopped) else 130)
     except BrokenPipeError:
         sys.exit(141)
     except Exception as error:

@@ -83,6 +83,7 @@ def _run_all(
                 )
                 # A kill loses no more than what runs: the store bears one at any point.
                 signal.signal(signal.SIGINT, signal.SIG_DFL)
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
                 continue
             for future in done:
                 name = running.pop(future)

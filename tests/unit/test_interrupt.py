@@ -1,4 +1,5 @@
-"""Ctrl-C during a build: what runs may end, and a second one kills at once."""
+"""Ctrl-C during a build: what runs may end, and a second one kills at once. And what else
+ends a program lets it clean up as Ctrl-C does."""
 
 from __future__ import annotations
 
@@ -6,6 +7,8 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 SCRIPT = """
 import sys, time
@@ -66,3 +69,54 @@ def test_a_second_one_kills_at_once(tmp_path: Path) -> None:
             continue
     process.communicate(timeout=1)
     assert process.returncode == -signal.SIGINT
+
+
+COMMAND = """
+import sys, time
+import click
+import kiln.cli
+
+@click.command()
+def wait():
+    try:
+        print("runs", flush=True)
+        time.sleep(60)
+    finally:
+        print("cleaned up", flush=True)
+
+kiln.cli.cli.add_command(wait)
+kiln.cli.COMMANDS["wait"] = ""
+kiln.cli._Lazy.get_command = lambda *_: wait
+sys.argv = ["kiln", "wait"]
+kiln.cli.main()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_whatever_ends_a_command_lets_it_clean_up(number: signal.Signals) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-X", "utf8", "-c", COMMAND],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "runs\n"
+    process.send_signal(number)
+    out, err = process.communicate(timeout=20)
+    assert (out, process.returncode) == ("cleaned up\n", 128 + number)
+    assert err.lstrip().startswith("interrupted; finished work is kept")
+
+
+def test_under_nohup_a_lost_terminal_ends_nothing() -> None:
+    script = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n" + COMMAND
+    process = subprocess.Popen(
+        [sys.executable, "-X", "utf8", "-c", script], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "runs\n"
+    process.send_signal(signal.SIGHUP)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.5)
+    process.kill()
+    process.communicate()
