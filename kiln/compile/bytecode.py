@@ -8,7 +8,6 @@ source still has the hash in them, so that a mounted hot fix of vLLM is not igno
 from __future__ import annotations
 
 import os
-import posixpath
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from kiln.compile.sandbox import Bind, Command, check, find_sandbox
 from kiln.compile.script import made_entry
 from kiln.graph.action import Context
 from kiln.source.entry import Entry
+from kiln.source.pycache import cache_path, cache_tag
 from kiln.source.tree import read_tree, write_tree
 from kiln.source.wheel import Install, Wheel
 
@@ -30,8 +30,8 @@ SECONDS = 3600.0
 # PEP 552: bit 0, the pyc is hash-based; bit 1, the source is to be checked.
 UNCHECKED, CHECKED = 0b01, 0b11
 # Where Python imports from; a package's .py files elsewhere are data of other programs.
-_IMPORTED = re.compile(r"(^|/)lib/python3[^/]*/.*\.py\Z", re.DOTALL)
-_INTERPRETER = re.compile(r"python(\d+)\.(\d+)\Z")
+# A name that begins with a dot cannot be imported.
+_IMPORTED = re.compile(r"(^|/)lib/python3[^/]*/([^/]+/)*[^/.][^/]*\.py\Z", re.DOTALL)
 _SHOWN = 3  # files that a note names
 
 
@@ -47,20 +47,6 @@ class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     install: Install
     checked: bool
     root: RootParams
-
-
-def cache_path(path: str, tag: str) -> str:
-    """Where Python looks for a source's bytecode (PEP 3147): a/b.py -> a/__pycache__/b.TAG.pyc."""
-    folder, name = posixpath.split(path)
-    return posixpath.join(folder, "__pycache__", f"{name.removesuffix('.py')}.{tag}.pyc")
-
-
-def cache_tag(interpreter: str) -> str:
-    """The tag in such names, "cpython-311" for /usr/bin/python3.11; ValueError if unclear."""
-    match = _INTERPRETER.search(interpreter)
-    if match is None:
-        raise ValueError(f"{interpreter} does not say which Python it is")
-    return f"cpython-{match[1]}{match[2]}"
 
 
 def sources(entries: Iterable[Entry], tag: str) -> list[Entry]:

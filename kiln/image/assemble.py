@@ -47,10 +47,10 @@ class _Layer:
     sources: list[Source] = field(default_factory=list)
     estimate: int = 0
 
-    def tree(self, node: str | None, size: int = 0) -> None:
+    def tree(self, node: str | None, size: int = 0, whiteouts: bool = False) -> None:
         if node is not None:
             self.inputs[node] = Output(node)
-            self.sources.append(TreeSource(node))
+            self.sources.append(TreeSource(node, whiteouts))
             self.estimate += size
 
     def wheel(self, wheel: WheelSource, bytecode: str | None) -> None:
@@ -131,7 +131,7 @@ def _layers(
 
     if local.patches:
         layer = _Layer(PATCHES, install)
-        layer.tree(sources.patched())
+        layer.tree(sources.patched(), whiteouts=sources.hides)
         layer.tree(sources.patched_bytecode())
         yield layer
 

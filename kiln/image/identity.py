@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kiln.canonical import JSON, dumps
-from kiln.lock.model import Local, Resolved, Wheel, kiln_id, patch_set_id
+from kiln.lock.model import LINK, Local, Resolved, Wheel, kiln_id, patch_set_id
 from kiln.pins.model import Pin, Recipe
 
 MANIFEST_PATH = "etc/kiln/manifest.json"
@@ -64,24 +64,29 @@ def manifest_json(
 ) -> bytes:
     """/etc/kiln/manifest.json, which vllm/_kiln.py reads when a server starts.
 
-    site: where packages lie, without a leading slash. built: component -> version.
+    site: where packages lie, without a leading slash. built: component -> version. Its
+    `files` are those that the series as a whole adds or changes, with their sha256: not what
+    it deletes, nor links (read through them, they would be other files).
     """
+    touched = {file.path: file for patch in local.patches for file in patch.files}
     files = {
         f"/{site}/{file.path}": file.post
-        for patch in local.patches
-        for file in patch.files
-        if file.post
+        for file in touched.values()
+        if file.post and file.mode != LINK
     }
     packages: dict[str, JSON] = {wheel.name: wheel.version for wheel in wheels}
     return dumps(
         {
-            "schema": 1,
+            "schema": 2,
             "pin": identity.pin,
             "kiln_id": identity.id,
             "patch_set": identity.patch_set,
             "vllm": {"version": identity.version, "commit": identity.commit},
             "packages": {**packages, **built},
-            "patches": [{"id": p.id, "sha256": p.sha256} for p in local.patches],
+            "patches": [
+                {"id": p.id, "sha256": p.sha256, "counters": list(p.counters)}
+                for p in local.patches
+            ],
             "files": files,
         }
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from kiln.canonical import digest, sha256
+from kiln.canonical import sha256
 from kiln.graph.build import Fetcher
 from kiln.graph.steps import versions
 from kiln.layer.encode import ENCODER
@@ -32,17 +32,24 @@ def local_series(
     applying them. Without a fetcher (a plan) an unknown series has no files.
     """
     files = read_series(project, pin.patches, pin.vllm.version)
-    today = [(file.id, digest(file.data).sha256) for file in files]
-    if lock.local is not None and [(p.id, p.sha256) for p in lock.local.patches] == today:
+    today = [
+        LockedPatch(file.id, sha256(file.data), (), file.counters, (), file.rules) for file in files
+    ]
+    if lock.local is not None and [_asked(patch) for patch in lock.local.patches] == today:
         return lock.local.patches
     if not files:
         return ()
     if fetcher is None:
-        return tuple(LockedPatch(patch, sha, ()) for patch, sha in today)
+        return tuple(today)
     # Imported here: it is rarely needed, and brings all that reads wheels along.
     from kiln.image.series import find_series
 
     return find_series(name, pin, lock.resolved, files, store, fetcher, reporter)
+
+
+def _asked(patch: LockedPatch) -> LockedPatch:
+    """What the repository says of a locked patch, without what came of it."""
+    return msgspec.structs.replace(patch, files=(), left_out=())
 
 
 def local_part(project: Project, pin: Pin, series: tuple[LockedPatch, ...]) -> Local:

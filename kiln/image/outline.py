@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kiln.errors import BadInput, KilnError, Problems, raise_problems
+from kiln.errors import raise_problems
 from kiln.image.stack import PATCHES
 from kiln.pins.load import Project
 from kiln.pins.model import Pin, Recipe
-from kiln.pins.patch import read_patch
+from kiln.pins.patch import PatchFile, read_each
 
 
 @dataclass(frozen=True)
@@ -91,21 +91,14 @@ def _packages(pin: Pin, recipe: Recipe) -> Iterator[_Line]:
 
 def _series(project: Project, pin: Pin) -> dict[str, tuple[str, str]]:
     """Patch -> its file ("" where there is none) and why there is none."""
-    found: dict[str, tuple[str, str]] = {}
-    errors: list[KilnError] = []
-    for number, patch in enumerate(pin.patches):
-        try:
-            file = read_patch(project, patch, pin.patches[:number], pin.vllm.version).file
-            found[patch] = (file, "")
-        except Problems as problems:
-            errors += problems.errors
-        except BadInput as error:
-            if error.code != "patch.no-version":
-                errors.append(error)
-            lack = f"no file for vLLM {pin.vllm.version} in patches/{patch} ({error.why})"
-            found[patch] = ("", lack)
+    series, errors = read_each(project, pin.patches, pin.vllm.version)
     raise_problems(errors)
-    return found
+    return {
+        name: (patch.file, "")
+        if isinstance(patch, PatchFile)
+        else ("", f"no file for vLLM {pin.vllm.version} in patches/{name} ({patch.why})")
+        for name, patch in series.items()
+    }
 
 
 def _components(project: Project, pin: Pin) -> Iterator[_Line]:

@@ -13,18 +13,28 @@ from kiln.graph.steps import SERIES
 from kiln.image.sources import patch_inputs, vllm_wheel
 from kiln.lock.model import LockedPatch, Resolved
 from kiln.pins.model import Pin
-from kiln.pins.patch import PatchFile
+from kiln.pins.patch import PatchFile, RetireWhen
 from kiln.progress import Reporter
 from kiln.source.patch import patch_wheel
 from kiln.source.wheel import Wheel
 from kiln.store import Store
 
 
+class _Patch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A patch but for its bytes: `PatchFile`."""
+
+    id: str
+    file: str
+    counters: tuple[str, ...] = ()
+    leave_out: tuple[str, ...] = ()
+    retire_when: tuple[RetireWhen, ...] = ()
+
+
 class _Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """filename: of the wheel. patches: id and file of each, in order."""
+    """filename: of the wheel. patches: in order."""
 
     filename: str
-    patches: tuple[tuple[str, str], ...]
+    patches: tuple[_Patch, ...]
 
 
 def run(context: Context) -> Mapping[str, Digest]:
@@ -32,8 +42,15 @@ def run(context: Context) -> Mapping[str, Digest]:
     params = msgspec.convert(context.params, _Params)
     wheel = Wheel(context.path("wheel"), params.filename)
     series = [
-        PatchFile(patch, context.path(f"patch:{patch}").read_bytes(), file)
-        for patch, file in params.patches
+        PatchFile(
+            patch.id,
+            context.path(f"patch:{patch.id}").read_bytes(),
+            patch.file,
+            patch.counters,
+            patch.leave_out,
+            patch.retire_when,
+        )
+        for patch in params.patches
     ]
     applied = patch_wheel(wheel, series)
     plain = [msgspec.to_builtins(patch) for patch in applied.patches]
@@ -52,7 +69,10 @@ def find_series(
     """The series of a pin with each file's image before and after."""
     vllm, nodes = vllm_wheel(pin, resolved)
     inputs: dict[str, Input] = {"wheel": vllm.input, **patch_inputs(series)}
-    patches: list[JSON] = [[patch.id, patch.file] for patch in series]
+    patches: list[JSON] = [
+        msgspec.to_builtins(_Patch(p.id, p.file, p.counters, p.leave_out, p.retire_when))
+        for p in series
+    ]
     params: dict[str, JSON] = {"filename": vllm.filename, "patches": patches}
     goal = f"series:{name}"
     graph = Graph([*nodes, Node(goal, SERIES, inputs, params, vllm.size)])

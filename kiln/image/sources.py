@@ -15,10 +15,11 @@ from kiln.graph.action import Input, Locked, Node, Output
 from kiln.graph.steps import BYTECODE, COMPONENT, PATCH, RELABEL, SYSTEM, TOOLS
 from kiln.image.roots import Roots, locked
 from kiln.layer.system import parameters
-from kiln.lock.model import Deb, Local, Resolved
+from kiln.lock.model import LINK, Deb, Local, Resolved
 from kiln.pins.load import Project
 from kiln.pins.model import Pin, Recipe
 from kiln.pins.patch import PatchFile, read_series
+from kiln.source.pycache import cache_tag
 from kiln.source.relabel import relabelled_filename
 from kiln.source.wheel import Install
 
@@ -154,6 +155,12 @@ class Sources:
 
     # ---- patches and components ----------------------------------------------------------
 
+    @property
+    def hides(self) -> bool:
+        """Whether the series hides files of vLLM: takes them out, or puts links there."""
+        last = {file.path: file for patch in self._local.patches for file in patch.files}
+        return any(not file.post or file.mode == LINK for file in last.values())
+
     def patched(self) -> str:
         """The node with the files that the series changes."""
         series = read_series(self.roots.project, self._pin.patches, self._pin.vllm.version)
@@ -162,6 +169,8 @@ class Sources:
             "install": self._install,
             "series": [msgspec.to_builtins(patch) for patch in self._local.patches],
         }
+        if self.hides and self._interpreter is not None:
+            params["bytecode"] = cache_tag(self.install.interpreter)
         inputs: Mapping[str, Input] = {"wheel": self.vllm.input, **patch_inputs(series)}
         return self.roots.add(Node("patch", PATCH, inputs, params, self.vllm.size)).node
 

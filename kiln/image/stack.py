@@ -2,7 +2,8 @@
 
 Within a layer, sources that claim one path are an error (kiln.source.entry.merge). Over
 layers an engine would let the upper one win in silence; here only the patch layer may
-replace a file, and nobody may put a folder over a link or write through one.
+replace a file or hide one (by a whiteout: kiln.source.whiteout), and nobody may put a folder
+over a link or write through one.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Iterable, Mapping
 
 from kiln.errors import BadInput, KilnError, raise_problems
 from kiln.layer.listing import Line
+from kiln.source.whiteout import hidden, is_whiteout
 
 # The one layer whose purpose is to replace files of another.
 PATCHES = "patches"
@@ -22,12 +24,17 @@ def check_stack(layers: Mapping[str, Iterable[Line]]) -> None:
 
     Raises BadInput "image.path-clash" (two layers, one file), "image.over-link" (a folder
     over a link), "image.other-kind", "image.folder-mode", "image.below-no-folder" (a path
-    below a link or a file).
+    below a link or a file), "image.whiteout" (a layer that may not hide files, or a whiteout
+    of nothing).
     """
     seen: dict[str, tuple[str, Line]] = {}
     problems: list[KilnError] = []
-    for name, lines in layers.items():
-        for line in lines:
+    for name, every in layers.items():
+        lines = list(every)
+        # First, for they speak of the layers below only.
+        for line in (line for line in lines if is_whiteout(line.path)):
+            problems += _hide(name, line, seen)
+        for line in (line for line in lines if not is_whiteout(line.path)):
             old = seen.get(line.path)
             if old is not None and (problem := _clash(name, line, *old)) is not None:
                 problems.append(problem)
@@ -44,6 +51,21 @@ def check_stack(layers: Mapping[str, Iterable[Line]]) -> None:
     raise_problems(problems[:SHOWN])
 
 
+def _hide(name: str, line: Line, seen: dict[str, tuple[str, Line]]) -> list[BadInput]:
+    """Take out what a whiteout hides."""
+    path = hidden(line.path)
+    # Of a module without bytecode (it does not compile) there is none to hide.
+    lacks = path not in seen and "/__pycache__/" not in path
+    if name != PATCHES or lacks or is_whiteout(path):
+        why = "there is nothing of that name below" if name == PATCHES else "only patches may"
+        what = f"layer {name} hides /{path}"
+        return [BadInput("image.whiteout", what, where=f"/{line.path}", why=why)]
+    if path in seen and seen.pop(path)[1].content == "dir":
+        for below in [other for other in seen if other.startswith(f"{path}/")]:
+            del seen[below]
+    return []
+
+
 def _clash(name: str, new: Line, below: str, old: Line) -> BadInput | None:
     if new == old:
         return None
@@ -55,6 +77,8 @@ def _clash(name: str, new: Line, below: str, old: Line) -> BadInput | None:
             why="everything that is reached through the link would be gone",
             fix="let the recipe put these files where the link points",
         )
+    if name == PATCHES and kinds[0] == "a file" and kinds[1] != "a folder":
+        return None
     if kinds[0] != kinds[1]:
         return BadInput(
             "image.other-kind",
@@ -65,8 +89,6 @@ def _clash(name: str, new: Line, below: str, old: Line) -> BadInput | None:
             "image.folder-mode",
             f"layer {name} gives the folder /{new.path} mode {new.mode}, layer {below} {old.mode}",
         )
-    if name == PATCHES:
-        return None
     return BadInput(
         "image.path-clash",
         f"layers {below} and {name} both have /{new.path}, with different content",

@@ -27,14 +27,17 @@ from kiln.source.stream import reader
 from kiln.source.tar import TarWriter
 from kiln.source.tree import read_tree
 from kiln.source.wheel import Install, Wheel
+from kiln.source.whiteout import is_whiteout
 
 _SET_ID = 0o6000
 
 
-class TreeSource(msgspec.Struct, frozen=True, tag_field="kind", tag="tree"):
-    """A tree (kiln.source.tree). input: the name of the node's input."""
+class TreeSource(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="tree"):
+    """A tree (kiln.source.tree). input: the name of the node's input. whiteouts: it may hide
+    files of the layers below (kiln.source.whiteout)."""
 
     input: str
+    whiteouts: bool = False
 
 
 class WheelSource(msgspec.Struct, frozen=True, tag_field="kind", tag="wheel"):
@@ -119,6 +122,8 @@ def _read_sources(ctx: Context, params: Params) -> list[list[Entry]]:
                 found.append(wheel.entries(source.install))
             else:
                 found.append(read_tree(ctx.path(source.input), source.input))
+            if not (isinstance(source, TreeSource) and source.whiteouts):
+                problems += _whiteouts(found[-1])
         except KilnError as error:
             problems.append(error)
     raise_problems(problems)
@@ -131,6 +136,19 @@ def _read_sources(ctx: Context, params: Params) -> list[list[Entry]]:
         else:
             found[number] = [entry for entry in found[number] if entry.path not in paths]
     return found
+
+
+def _whiteouts(entries: Iterable[Entry]) -> list[KilnError]:
+    return [
+        BadInput(
+            "layer.whiteout",
+            f"/{entry.path} would hide a file of a layer below, in the eyes of an engine",
+            where=entry.origin,
+            fix="do not use this source, or leave the file out",
+        )
+        for entry in entries
+        if is_whiteout(entry.path)
+    ]
 
 
 def _losses(params: Params, found: list[list[Entry]]) -> dict[int, set[str]]:

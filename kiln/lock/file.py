@@ -304,6 +304,8 @@ def _hashes(lock: Lock) -> Iterator[tuple[str, str]]:
             yield f"component {name}", text
         for patch in lock.local.patches:
             yield f"patch {patch.id}", patch.sha256
+            if patch.rules:
+                yield f"the rules of patch {patch.id}", patch.rules
             for file in patch.files:
                 # "" says that the file is absent before or after.
                 yield from ((file.path, text) for text in (file.pre, file.post) if text)

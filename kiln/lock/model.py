@@ -86,20 +86,34 @@ class Resolved(Record, frozen=True):
     base: Base | None = None
 
 
-class PatchedFile(Record, frozen=True):
-    """A file that a patch touches. pre and post: sha256 hex; "" = absent."""
+LINK = "120000"
+"""git's mode of a symbolic link, as a lock spells it."""
+
+
+class PatchedFile(Record, frozen=True, omit_defaults=True):
+    """A file that a patch touches. pre and post: sha256 hex, of a link that of its target;
+    "" = absent. mode: git's, "100755" or "120000", afterwards; "" = a plain file, or none."""
 
     path: str
     pre: str
     post: str
+    mode: str = ""
 
 
-class LockedPatch(Record, frozen=True):
-    """One patch of the series: the hash of its .patch file and of what it changes."""
+class LockedPatch(Record, frozen=True, omit_defaults=True):
+    """One patch of the series: the hash of its .patch file and of what it changes.
+
+    counters: the decisions that its code counts, as patch.yaml declares them. left_out: files
+    of its diff that are not taken. rules: hash of what in patch.yaml decides whether the patch
+    may be applied (`kiln.pins.patch.PatchFile.rules`); "" where nothing does.
+    """
 
     id: str
     sha256: str
     files: tuple[PatchedFile, ...]
+    counters: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    rules: str = ""
 
 
 class Encoder(Record, frozen=True):
@@ -149,7 +163,15 @@ class Lock(Record, frozen=True):
 
 def patch_set_id(patches: tuple[LockedPatch, ...]) -> str:
     """Hex sha256 over the series: ids, patch files and post-images, in order."""
-    return key([msgspec.to_builtins(p) for p in patches])
+    return key(_in_image(patches))
+
+
+def _in_image(patches: tuple[LockedPatch, ...]) -> list[Any]:
+    """What of a series can change an image: not what is left out, nor when it is refused."""
+    return [
+        msgspec.to_builtins(msgspec.structs.replace(patch, left_out=(), rules=""))
+        for patch in patches
+    ]
 
 
 def kiln_id(pin: str, resolved: Resolved, local: Local) -> str:
@@ -178,7 +200,7 @@ def kiln_id(pin: str, resolved: Resolved, local: Local) -> str:
             "base": msgspec.to_builtins(resolved.base),
             "recipe": local.recipe,
             "made": {n: h for n, h in local.components.items() if not n.startswith("models/")},
-            "patches": msgspec.to_builtins(local.patches),
+            "patches": _in_image(local.patches),
             "steps": local.steps,
         }
     )

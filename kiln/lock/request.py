@@ -28,12 +28,12 @@ def request(project: Project, pin: Pin) -> dict[str, JSON]:
             "torch": msgspec.to_builtins(pin.torch),
             "base": msgspec.to_builtins(pin.base),
             "components": pin.components,
-            "models": sorted({preset.model for preset in pin.presets.values()}),
+            "models": pin.models,
         },
         "recipe": {"architecture": recipe.architecture, **_closure_fields(recipe)},
     }
     roots: dict[str, JSON] = {}
-    for kind, names in (("components", pin.components), ("models", _models(pin))):
+    for kind, names in (("components", pin.components), ("models", pin.models)):
         parts: dict[str, JSON] = {}
         for name in names:
             made = project.component(name) if kind == "components" else project.asset(name)
@@ -44,10 +44,6 @@ def request(project: Project, pin: Pin) -> dict[str, JSON]:
     # As a lock that was read has it (lists, no tuples): `kiln lock` compares the two.
     plain: dict[str, JSON] = msgspec.json.decode(dumps(chosen))
     return plain
-
-
-def _models(pin: Pin) -> list[str]:
-    return sorted({preset.model for preset in pin.presets.values()})
 
 
 def _closure_fields(recipe: Recipe) -> dict[str, JSON]:
@@ -73,7 +69,7 @@ def _closure_fields(recipe: Recipe) -> dict[str, JSON]:
 def made_hashes(project: Project, pin: Pin) -> dict[str, str]:
     """Component or model -> hash of its folder's files: recipe and scripts."""
     folders = {name: project.root / "build" / name for name in pin.components}
-    folders |= {f"models/{m}": project.root / "build" / "models" / m for m in _models(pin)}
+    folders |= {f"models/{m}": project.root / "build" / "models" / m for m in pin.models}
     return {name: folder_hash(folder) for name, folder in sorted(folders.items())}
 
 

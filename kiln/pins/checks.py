@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kiln.errors import BadInput, KilnError, Problems
-from kiln.pins.model import OciBase, Pin, Preset, Recipe, Vllm
+from kiln.pins.model import DEFAULT_LAUNCH, LaunchSpec, OciBase, Pin, Preset, Recipe, Vllm
+from kiln.pins.patch import read_document
+from kiln.pins.problems import listed, near
 from kiln.pins.project import Kind, Project, unknown
 
 # Flags that the runner sets itself, or that keep its requests from being answered.
@@ -47,6 +49,9 @@ def problems(project: Project) -> list[KilnError]:
         check.alone()
         found += check.found
     found += _shared_digests(project)
+    # A project without any launch proves nothing yet; its gates say so.
+    if any(pin.launches for pin in pins.pins.values()):
+        found += _unknown_launches(project)
     return found
 
 
@@ -117,7 +122,12 @@ class _PinCheck:
                 self._bad("duplicate-patch", what, "patches", number, fix="remove one of them")
             seen.add(patch)
         for name, preset in self.pin.presets.items():
-            self._preset(name, preset)
+            self._known("model", preset.model, "presets", name, "model")
+            self._start(preset, "presets", name)
+        for name, launch in self.pin.launches.items():
+            if launch.model:
+                self._known("model", launch.model, "launches", name, "model")
+            self._launch(name, launch)
 
     def _versions(self, vllm: Vllm) -> None:
         short = _short_commit(vllm.version)
@@ -150,10 +160,28 @@ class _PinCheck:
             what = "tag and commit are of two different commits"
             self._bad("commit-mismatch", what, "base", "tag", why=why)
 
-    def _preset(self, name: str, preset: Preset) -> None:
-        at = ("presets", name)
-        self._known("model", preset.model, *at, "model")
-        for number, arg in enumerate(preset.args):
+    def _launch(self, name: str, launch: LaunchSpec) -> None:
+        if name == DEFAULT_LAUNCH:
+            self._bad(
+                "reserved-launch",
+                f"the launch `{name}` is each preset as it stands",
+                "launches", name,
+                key=True,
+                fix="give this one another name, or change the preset",
+            )  # fmt: skip
+        elif not launch.args and not launch.env:
+            self._bad(
+                "empty-launch",
+                f"the launch {name} adds nothing to a preset",
+                "launches", name,
+                key=True,
+                fix="give it args or env, or remove it",
+            )  # fmt: skip
+        self._start(launch, "launches", name)
+
+    def _start(self, spec: Preset | LaunchSpec, *at: str) -> None:
+        """Arguments and environment that a gate's start can have."""
+        for number, arg in enumerate(spec.args):
             flag = arg.split("=", 1)[0]
             if (taken := _runner_flag(flag)) is not None:
                 self._bad(
@@ -171,7 +199,7 @@ class _PinCheck:
                     fix=f"write {'='.join(arg.split(None, 1))}",
                 )  # fmt: skip
         for variable in RUNNER_ENV:
-            if variable in preset.env:
+            if variable in spec.env:
                 what = f"{variable} keeps the gates from being answered"
                 self._bad("reserved-env", what, *at, "env", variable, fix="remove it")
 
@@ -179,8 +207,16 @@ class _PinCheck:
         if name not in (names := self.project.names(kind)):
             self.found.append(unknown(kind, name, names, self._where(*path, key=key)))
 
-    def _bad(self, code: str, what: str, *path: str | int, why: str = "", fix: str = "") -> None:
-        where = self._where(*path)
+    def _bad(
+        self,
+        code: str,
+        what: str,
+        *path: str | int,
+        key: bool = False,
+        why: str = "",
+        fix: str = "",
+    ) -> None:
+        where = self._where(*path, key=key)
         self.found.append(
             BadInput(f"pins.{code}", f"{self.name}: {what}", where=where, why=why, fix=fix)
         )
@@ -246,3 +282,31 @@ def _shared_digests(project: Project) -> Iterator[KilnError]:
                 why=f"{other} is {vllm.version}, {name} is {pin.vllm.version}",
                 fix="one of the digests is of another image; ask the registry for the right one",
             )
+
+
+def _unknown_launches(project: Project) -> Iterator[KilnError]:
+    """A proof names a launch of a pin that has its patch, or it would never be asked for.
+
+    It need not be one of every such pin: a launch for GPUs has no place in a pin for the CPU.
+    """
+    launches: dict[str, set[str]] = {}
+    for pin in project.pins.pins.values():
+        for patch in pin.patches:
+            launches.setdefault(patch, {DEFAULT_LAUNCH}).update(pin.launches)
+    for patch, known in launches.items():
+        if patch not in project.names("patch"):
+            continue
+        try:
+            document = read_document(project, patch)
+        except KilnError:
+            continue  # what is wrong in it is told where its pin's series is read
+        for number, proof in enumerate(document.value.proof):
+            if proof.launch not in known:
+                yield BadInput(
+                    "pins.unknown-launch",
+                    f"a proof of patch {patch} is for the launch {proof.launch!r}, which no pin "
+                    "with this patch has",
+                    where=document.where("proof", number, "launch"),
+                    why=f"they have: {listed(known)}",
+                    fix=near(proof.launch, known) or "add it under the pin's `launches`",
+                )

@@ -7,6 +7,7 @@ converts.
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Any, TypeVar
 
@@ -19,8 +20,10 @@ from kiln.pins.problems import Collector, Placed, listed, near
 from kiln.pins.yaml import List, Map, Node, Scalar
 
 T = TypeVar("T")
+_Number = TypeVar("_Number", int, float)
 
 _INTEGER = re.compile("-?(0|[1-9][0-9]{0,17})")
+_DECIMAL = re.compile(r"-?(0|[1-9][0-9]{0,8})(\.[0-9]{1,9})?")
 _FOUND = {
     "int": "the number {}",
     "float": "the number {}",
@@ -34,12 +37,18 @@ _FOUND = {
 def convert(root: Node, model: type[T], problems: Collector) -> T:
     """The nodes as a model. Raises BadInput, or Problems with all that was noted."""
     walk = _Walk(problems)
-    plain = walk.value(root, types.type_info(model), "", root)
+    plain = walk.value(root, _described(model), "", root)  # type: ignore[arg-type]
     problems.finish()
     try:
         return msgspec.convert(plain, model)
     except msgspec.ValidationError as error:  # a rule of the model that the walk lacks
         raise BadInput("pins.schema", str(error), where=problems.shown) from error
+
+
+@functools.cache
+def _described(model: type) -> types.Type:
+    """msgspec's description, which takes longer than a walk; a project has many patches."""
+    return types.type_info(model)
 
 
 class _Walk:
@@ -62,6 +71,8 @@ class _Walk:
             return self._text(node, form, path)
         if isinstance(kind, types.IntType):
             return self._integer(node, kind, path)
+        if isinstance(kind, types.FloatType):
+            return self._decimal(node, kind, path)
         if isinstance(kind, types.BoolType):
             return self._boolean(node, path)
         if isinstance(kind, types.LiteralType):
@@ -108,8 +119,19 @@ class _Walk:
             fix = "write decimal digits, without a leading zero, '_' or ':'"
             self._wrong(node, "a whole number in plain digits", path, fix)
             return None
-        number = int(node.text)
-        low, high = kind.ge, kind.le
+        return self._within(int(node.text), kind.ge, kind.le, node, path)
+
+    def _decimal(self, node: Node, kind: types.FloatType, path: str) -> float | None:
+        whole = isinstance(node, Scalar) and node.kind in ("int", "float")
+        if not isinstance(node, Scalar) or not whole or not _DECIMAL.fullmatch(node.text):
+            fix = "write decimal digits, as 0 or 0.8" if whole else ""
+            self._wrong(node, "a number", path, fix)
+            return None
+        return self._within(float(node.text), kind.ge, kind.le, node, path)
+
+    def _within(
+        self, number: _Number, low: float | None, high: float | None, node: Node, path: str
+    ) -> _Number:
         if (low is not None and number < low) or (high is not None and number > high):
             self.problems.add(
                 "pins.out-of-range",
@@ -248,7 +270,7 @@ def _found(node: Node) -> str:
     return "a list" if isinstance(node, List) else "a mapping"
 
 
-def _range(low: int | None, high: int | None) -> str:
+def _range(low: float | None, high: float | None) -> str:
     if low is not None and high is not None:
         return f"{low} to {high}"
     return f"at least {low}" if low is not None else f"at most {high}"

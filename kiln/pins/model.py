@@ -84,11 +84,25 @@ class Preset(Model, frozen=True):
     start_seconds: Annotated[int, Meta(ge=1, le=86400)] = 600
 
 
+DEFAULT_LAUNCH = "default"  # the preset as it stands
+
+
+class LaunchSpec(Model, frozen=True):
+    """Another way to start a preset, in which patches are proven: what it adds to the
+    preset's args and env. model: another gates' model than the preset's, for what that one
+    cannot do."""
+
+    args: tuple[Text, ...] = ()
+    env: dict[EnvName, str] = {}
+    model: Name | None = None
+
+
 class Pin(Model, frozen=True):
     """A named entry of pins.yaml.
 
     base: for an overlay recipe, and only there. components: what is built from source,
-    with its version. patches: the series, in the order of application.
+    with its version. patches: the series, in the order of application. launches: further
+    ways to start each preset; "default" is the preset as it stands.
     """
 
     recipe: Name
@@ -100,6 +114,13 @@ class Pin(Model, frozen=True):
     components: dict[Name, Version] = {}
     patches: tuple[Name, ...] = ()
     presets: dict[Name, Preset] = {}
+    launches: dict[Name, LaunchSpec] = {}
+
+    @property
+    def models(self) -> list[str]:
+        """The gates' models of its presets and launches, sorted."""
+        launched = {launch.model for launch in self.launches.values() if launch.model}
+        return sorted({preset.model for preset in self.presets.values()} | launched)
 
 
 class Pins(Model, frozen=True):

@@ -102,13 +102,18 @@ def load(path: Path, model: type[T], *, shown: str | None = None) -> T:
 
 def load_document(path: Path, model: type[T], *, shown: str | None = None) -> Document[T]:
     """As `load`, with the positions kept."""
+    name = shown or str(path)
+    return parse_document(read(path, name), model, name)
+
+
+def parse_document(text: str, model: type[T], shown: str) -> Document[T]:
+    """A file's text as a model, with positions. Raises as `load` does."""
     from kiln.pins.convert import convert
 
-    name = shown or str(path)
     # One collector for both passes: a key that stands twice does not hide other problems.
-    problems = Collector(name)
-    root = parse(read(path, name), problems)
-    return Document(name, convert(root, model, problems), root)
+    problems = Collector(shown)
+    root = parse(text, problems)
+    return Document(shown, convert(root, model, problems), root)
 
 
 def read(path: Path, shown: str) -> str:

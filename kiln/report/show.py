@@ -83,6 +83,11 @@ def _lock_rows(lock: Lock) -> Iterator[tuple[str, str]]:
     if lock.local is not None:
         yield "kiln.id", kiln_id(lock.pin, lock.resolved, lock.local)
         yield "patch set", patch_set_id(lock.local.patches)
+        yield from (
+            ("left out", f"{patch.id}: {', '.join(patch.left_out)}")
+            for patch in lock.local.patches
+            if patch.left_out
+        )
     if lock.outputs is not None:
         for layer in lock.outputs.layers:
             sizes = f"{human(layer.digest.size):>9} of {human(layer.tar_size):>9}"

@@ -209,8 +209,11 @@ class _Unpacker:
         last = name.rpartition("/")[2]
         if last.startswith(_RESERVED) and last != _OPAQUE:
             raise self._odd(name, "a reserved name of layers")
-        if last.removeprefix(_WHITEOUT) in ("", ".", "..") and last.startswith(_WHITEOUT):
-            raise self._odd(name, "a whiteout of nothing")
+        if last.startswith(_WHITEOUT):
+            if last.removeprefix(_WHITEOUT) in ("", ".", ".."):
+                raise self._odd(name, "a whiteout of nothing")
+            if not member.isreg() or member.size:
+                raise self._odd(name, "a whiteout that is no empty file")
         self._parents(name)
         path = self._top / name
         if member.isdir():

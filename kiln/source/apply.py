@@ -1,303 +1,277 @@
 """Put a series of patches onto pristine files: exactly, or not at all.
 
-No fuzz, no offset, no reversal, no recounting. A hunk fits if the lines that it takes
-stand at the very line that it names; otherwise the answer says what was found there
-instead: the patch is in already, it would fit some lines away, line ends differ, or
-the code has changed. All of the first patch that does not fit is reported, and of a
-series that does not fit as a whole nothing is returned.
+    apply_series(read, names, series)         all of it, or an error
+    fit_patch(patch, files)                   one patch, with an answer for each file and hunk:
+                                              PatchFit -> FileFit -> Placed | Misfit
+
+No fuzz, no search, no reversal, no recounting (kiln.source.hunks says where a hunk may
+stand). All of the first patch that does not fit is reported, and of a series that does not
+fit as a whole nothing is returned.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kiln.canonical import sha256
-from kiln.errors import BadInput, JudgedBad, KilnError, Problems, raise_problems
+from kiln.errors import BadInput, KilnError, Problems, raise_problems
 from kiln.lock.model import LockedPatch, PatchedFile
 from kiln.pins.patch import PatchFile
-from kiln.source.diff import FileDiff, Hunk, parse, split_lines
-
-_SHOWN = 12  # lines of a hunk in a message
-_WIDTH = 56  # columns of a line in a message
+from kiln.source.diff import FILE, LEFT_OVER, Parsed, parse_patch
+from kiln.source.fit import File, FileFit, Files, check_links, fit_file
+from kiln.source.hunks import Text
+from kiln.source.leave_out import check_left_out, matcher
+from kiln.source.retire import check_markers, check_retired
 
 
 @dataclass(frozen=True)
 class Applied:
-    """What a series does. files: path -> its content after all patches; None = deleted."""
+    """What a series does. files: path -> its content after all patches; None = deleted; of a
+    link its target. modes: git's mode of each of these but the deleted."""
 
     patches: tuple[LockedPatch, ...]
     files: Mapping[str, bytes | None]
+    modes: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class PatchFit:
+    """What comes of one patch. files: for each file that it names, in its order. errors: all
+    that is wrong, those of `files` among them. after: the files after it; where something
+    did not fit, as far as it did."""
+
+    patch: PatchFile
+    files: tuple[FileFit, ...]
+    left_out: tuple[str, ...]
+    errors: tuple[KilnError, ...]
+    after: Files
+
+
+def no_modes(_: str) -> int | None:
+    """For a source that does not tell what may be run."""
+    return None
 
 
 def apply_series(
-    read: Callable[[str], bytes | None], names: Collection[str], series: Sequence[PatchFile]
+    read: Callable[[str], bytes | None],
+    names: Collection[str],
+    series: Sequence[PatchFile],
+    modes: Callable[[str], int | None] = no_modes,
 ) -> Applied:
     """Apply the patches in the order given.
 
     read: a pristine file by its path inside site-packages ("vllm/config/model.py"), None
-    where there is none. names: all pristine paths, which tell what folders there are.
+    where there is none. names: all pristine paths, which tell what folders there are. modes:
+    git's mode of a pristine file.
 
-    Raises BadInput for a patch that is no good in itself (see `kiln.source.diff.parse`;
-    patch.no-context, patch.no-change, patch.syntax), and JudgedBad for one that does not
-    fit: patch.already-applied, patch.offset, patch.line-endings, patch.end-newline,
-    patch.conflict, patch.missing-file, patch.missing-folder, patch.exists.
+    Raises BadInput for what is no good in itself (see `kiln.source.diff.parse`;
+    source.left-over, patch.no-context, patch.no-change, patch.series-no-change, patch.syntax,
+    patch.link, patch.link-target, patch.marker-in-own, patch.leave-out-unused,
+    patch.leave-out-hides), and JudgedBad for what does not fit: patch.retired and the codes
+    of `kiln.source.hunks.place` and `kiln.source.fit.fit_file`.
     """
-    files: dict[str, bytes | None] = {}
-
-    def current(path: str) -> bytes | None:
-        return files[path] if path in files else read(path)
-
+    files = Files(read, names, modes)
+    parsed = _check_all(read, names, series)
     patches: list[LockedPatch] = []
-    for patch, diffs in _parse_all(series):
-        where = patch.file or patch.id
-        deleted = {path for path in files if files[path] is None}
-        present = {*names, *files} - deleted
-        errors: list[KilnError] = []
-        touched: list[PatchedFile] = []
-        results: dict[str, bytes | None] = {}
-        for diff in diffs:
-            before = current(diff.path)
-            after, problems = _apply_file(diff, before, present, where)
-            errors += problems or _check_result(diff, before, after, where)
-            results[diff.path] = after
-            touched.append(PatchedFile(diff.path, _hash(before), _hash(after)))
-        raise_problems(errors)
-        files.update(results)
-        patches.append(LockedPatch(patch.id, sha256(patch.data), tuple(touched)))
-    return Applied(tuple(patches), files)
+    for patch, parts in zip(series, parsed, strict=True):
+        fit = fit_patch(patch, files, parts)
+        raise_problems(fit.errors)
+        patches.append(_locked(fit, files))
+        files = fit.after
+    raise_problems([*_unchanged(files, patches), *check_links(files)])
+    changed = files.changed.items()
+    return Applied(
+        tuple(patches),
+        {path: None if file is None else file.text.data for path, file in changed},
+        {path: file.mode or FILE for path, file in changed if file is not None},
+    )
 
 
-def _parse_all(series: Sequence[PatchFile]) -> list[tuple[PatchFile, list[FileDiff]]]:
-    parsed: list[tuple[PatchFile, list[FileDiff]]] = []
-    errors: list[KilnError] = []
+def _check_all(
+    read: Callable[[str], bytes | None], names: Collection[str], series: Sequence[PatchFile]
+) -> list[Parsed]:
+    """The patches, read; raises all that can be said of them before one is applied."""
+    parsed: list[Parsed] = []
+    errors = _left_over(names)
     for patch in series:
+        errors += check_retired(patch, read)
         try:
-            parsed.append((patch, parse(patch.data, patch.file or patch.id)))
+            parsed.append(parse_series_patch(patch))
         except Problems as problems:
             errors += problems.errors
         except BadInput as error:
             errors.append(error)
+        else:
+            errors += check_markers(patch, parsed[-1].files)
+            errors += _check_left_out(patch, parsed[-1], names)
     raise_problems(errors)
     return parsed
 
 
-def _hash(data: bytes | None) -> str:
-    return "" if data is None else sha256(data)
+def _check_left_out(
+    patch: PatchFile, parsed: Parsed, names: Collection[str]
+) -> Iterator[KilnError]:
+    where = patch.file or patch.id
+    yield from check_left_out(parsed.left_out, patch.leave_out, names, where)
+    if not parsed.files:
+        yield BadInput(
+            "patch.no-change",
+            "all of the patch is left out, so it changes nothing",
+            where=where,
+            fix="take it out of the pin, or make leave_out in patch.yaml narrower",
+        )
+
+
+def parse_series_patch(patch: PatchFile) -> Parsed:
+    """The patch's file, read with its own leave_out. Raises as `kiln.source.diff.parse`."""
+    return parse_patch(patch.data, patch.file or patch.id, matcher(patch.leave_out))
+
+
+def _left_over(names: Collection[str]) -> list[KilnError]:
+    found = sorted(name for name in names if name.endswith(LEFT_OVER))
+    return [
+        BadInput(
+            "source.left-over",
+            f"the source holds {name}, which something has left behind",
+            where=name,
+            why="patch(1), merges and editors leave such files; so the source is not pristine",
+            fix="use the wheel as it was published",
+        )
+        for name in found
+    ]
+
+
+# ---- one patch
+
+
+def fit_patch(
+    patch: PatchFile, files: Files, parsed: Parsed | None = None, *, check: bool = True
+) -> PatchFit:
+    """One patch on the files as those before it left them, which stay as they are.
+
+    parsed: the patch, read (`parse_series_patch`, whose errors this raises). check: also
+    that every file is another than before, and still Python, which takes longest. Nothing
+    that does not fit is raised: it is in the result.
+    """
+    parsed = parsed or parse_series_patch(patch)
+    where = patch.file or patch.id
+    after, fits, bases = files, list[FileFit](), dict[str, Text]()
+    mails = sorted({diff.mail for diff in parsed.files})
+    for mail in mails:
+        before, after = after, after.copy()
+        for diff in (diff for diff in parsed.files if diff.mail == mail):
+            fit = fit_file(diff, before, where, after, bases.get(diff.source))
+            fits.append(fit)
+            after.take(fit.results)
+        if mail != mails[-1]:
+            bases = _next_bases(fits, before, after, bases, mail)
+    errors: list[KilnError] = [misfit.error for fit in fits for misfit in fit.misfits]
+    seen = {misfit.path for fit in fits for misfit in fit.misfits}
+    for fit in fits if check else ():
+        for path in sorted(fit.results.keys() - seen):
+            seen.add(path)
+            spot = f"{where}:{fit.diff.line}"
+            errors += _check_result(path, files.get(path), after.get(path), spot)
+    left_out = tuple(sorted({part.path for part in parsed.left_out}))
+    return PatchFit(patch, tuple(fits), left_out, tuple(errors), after)
+
+
+def _next_bases(
+    fits: Sequence[FileFit], before: Files, after: Files, bases: Mapping[str, Text], mail: int
+) -> dict[str, Text]:
+    """How the next mail of a patch counts in each file that the mails up to here change."""
+    found = dict(bases)
+    for fit in fits:
+        if fit.diff.mail != mail or after.get(fit.diff.path) is None or fit.misfits:
+            continue
+        old = before.get(fit.diff.source)
+        text = bases.get(fit.diff.source) or (old.text if old else Text.pristine(()))
+        new = after.get(fit.diff.path)
+        if fit.diff.new and new is not None:
+            text = Text.pristine(new.text.lines)
+        found[fit.diff.path] = text.rebased(fit.hunks)
+    return found
 
 
 def _check_result(
-    diff: FileDiff, before: bytes | None, after: bytes | None, where: str
+    path: str, before: File | None, after: File | None, where: str
 ) -> list[KilnError]:
-    if before == after:
+    if _same(before, after):
         return [
             BadInput(
                 "patch.no-change",
-                f"the patch names {diff.path} and leaves it as it was",
-                where=f"{where}:{diff.line}",
+                f"the patch names {path} and leaves it as it was",
+                where=where,
             )
         ]
-    if after is not None and diff.path.endswith(".py"):
+    python = after is not None and path.endswith(".py") and not after.is_link
+    why = _why_no_python(after.text.data) if after is not None and python else ""
+    what = f"{path} is no longer Python after the patch"
+    return [BadInput("patch.syntax", what, where=where, why=why)] if why else []
+
+
+_NO_PYTHON: dict[str, str] = {}  # sha256 -> `_why_no_python`: a build applies a series twice
+
+
+def _why_no_python(data: bytes) -> str:
+    """Why the text does not parse; "" if it does."""
+    sha = sha256(data)
+    if sha not in _NO_PYTHON:
         try:
-            ast.parse(after, diff.path)
+            ast.parse(data)
+            _NO_PYTHON[sha] = ""
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            return [
-                BadInput(
-                    "patch.syntax",
-                    f"{diff.path} is no longer Python after the patch",
-                    where=f"{where}:{diff.line}",
-                    why=str(error),
-                )
-            ]
-    return []
+            _NO_PYTHON[sha] = str(error) or type(error).__name__
+    return _NO_PYTHON[sha]
 
 
-# ---- one file
+def _same(one: File | None, two: File | None) -> bool:
+    if one is None or two is None:
+        return one is two
+    return (one.text.lines, one.mode) == (two.text.lines, two.mode)
 
 
-def _apply_file(
-    diff: FileDiff, before: bytes | None, present: Collection[str], where: str
-) -> tuple[bytes | None, list[KilnError]]:
-    """The file afterwards (None: gone), and why it cannot be had, hunk by hunk."""
-    place = f"{where}:{diff.line}"
-    if diff.new:
-        return _new_file(diff, before, present, place)
-    if before is None:
-        return None, [_missing(diff, present, place)]
-    lines = split_lines(before)
-    errors = [error for hunk in diff.hunks if (error := _misfit(diff, hunk, lines, where))]
-    if errors:
-        if len(errors) > 1 and all(error.code == "patch.already-applied" for error in errors):
-            return None, [_applied(f"all of the patch to {diff.path} is in the source", place)]
-        return None, errors
-    after, done = [], 0
-    for hunk in diff.hunks:
-        after += [*lines[done : hunk.start], *hunk.after]
-        done = hunk.start + len(hunk.before)
-    after += lines[done:]
-    if diff.deleted:
-        if after:
-            return None, [
-                JudgedBad(
-                    "patch.conflict",
-                    f"the patch deletes {diff.path}, but the file has other lines too",
-                    where=place,
-                    why=f"{len(after)} of {len(lines)} lines are not in the patch",
-                    fix="make the patch again from this version's file",
-                )
-            ]
-        return None, []
-    return b"".join(after), []
+# ---- the series as a whole
 
 
-def _new_file(
-    diff: FileDiff, before: bytes | None, present: Collection[str], place: str
-) -> tuple[bytes | None, list[KilnError]]:
-    content = b"".join(line for hunk in diff.hunks for line in hunk.after)
-    if before == content:
-        return None, [_applied(f"{diff.path} exists, with just this content", place)]
-    if before is not None:
-        return None, [
-            JudgedBad(
-                "patch.exists",
-                f"the patch adds {diff.path}, which exists with other content",
-                where=place,
-                fix="make the patch again from this version's file",
-            )
-        ]
-    folder = diff.path.rpartition("/")[0]
-    if not any(path.startswith(f"{folder}/") for path in present):
-        return None, [
-            JudgedBad(
-                "patch.missing-folder",
-                f"the patch adds {diff.path}, but there is no folder {folder}",
-                where=place,
-                why=_elsewhere(folder, {path.rpartition("/")[0] for path in present}),
-                fix="add the file where this version of vLLM would look for it",
-            )
-        ]
-    return content, []
-
-
-def _missing(diff: FileDiff, present: Collection[str], place: str) -> KilnError:
-    return JudgedBad(
-        "patch.missing-file",
-        f"the patch changes {diff.path}, which this version does not have",
-        where=place,
-        why=_elsewhere(diff.path, present),
-        fix="make the patch again for this version, or limit its range in patch.yaml",
+def _locked(fit: PatchFit, before: Files) -> LockedPatch:
+    paths = sorted({path for file in fit.files for path in file.results})
+    touched = tuple(
+        PatchedFile(path, _hash(before.get(path)), _hash(fit.after.get(path)),
+                    _mode(fit.after.get(path)))
+        for path in paths
+    )  # fmt: skip
+    patch = fit.patch
+    return LockedPatch(
+        patch.id, sha256(patch.data), touched, patch.counters, fit.left_out, patch.rules
     )
 
 
-def _elsewhere(path: str, paths: Collection[str]) -> str:
-    """A hint if just one path has the same last part (a file that moved)."""
-    last = path.rpartition("/")[2]
-    same = [other for other in paths if other.rpartition("/")[2] == last]
-    return f"only one of that name exists: {same[0]}" if len(same) == 1 else ""
+def _hash(file: File | None) -> str:
+    return "" if file is None else sha256(file.text.data)
 
 
-def _applied(what: str, place: str) -> KilnError:
-    return JudgedBad(
-        "patch.already-applied",
-        what,
-        where=place,
-        why="either upstream has merged it, or the source is not pristine, "
-        "or the series names the patch twice",
-        fix="drop the patch from this pin, or end its range in patch.yaml",
-    )
+def _mode(file: File | None) -> str:
+    """As a lock spells it: "" for a plain file, and for none."""
+    return "" if file is None or file.mode in (None, FILE) else f"{file.mode:o}"
 
 
-# ---- one hunk
-
-
-def _misfit(diff: FileDiff, hunk: Hunk, lines: list[bytes], where: str) -> KilnError | None:
-    """None if the hunk fits exactly; else what is there instead."""
-    place = f"{where}:{hunk.line}"
-    end = hunk.start + len(hunk.before)
-    if lines[hunk.start : end] == list(hunk.before) and end <= len(lines):
-        open_above = hunk.start > 0 and not hunk.above
-        open_below = end < len(lines) and not hunk.below
-        if (open_above or open_below) and not diff.deleted:
-            return BadInput(
-                "patch.no-context",
-                f"a hunk of {diff.path} has no context, so nothing proves that it fits",
-                where=place,
-                fix="make the patch with at least one line of context (-U3 is usual)",
+def _unchanged(files: Files, patches: Sequence[LockedPatch]) -> list[KilnError]:
+    """ "patch.series-no-change" for files that the series touches and leaves as they were."""
+    errors: list[KilnError] = []
+    for path, file in sorted(files.changed.items()):
+        if not _same(files.pristine(path), file):
+            continue
+        by = [patch.id for patch in patches if path in {touched.path for touched in patch.files}]
+        errors.append(
+            BadInput(
+                "patch.series-no-change",
+                f"the series changes {path}, and changes it back",
+                where=", ".join(by),
+                why="the file is as it was; so one of these patches undoes another",
+                fix="take both out of the pin, or the part that the later one undoes",
             )
-        return None
-    found = _find(lines, hunk.before)
-    adds = not set(hunk.after) <= set(hunk.before)
-    if _at(lines, hunk.new_start, hunk.after) or (adds and not found and _find(lines, hunk.after)):
-        return _applied(f"a change to {diff.path} is in the source already", place)
-    if found:
-        nearest = min(found, key=lambda at: abs(at - hunk.start))
-        others = f"; {len(found) - 1} more places would fit too" if len(found) > 1 else ""
-        return JudgedBad(
-            "patch.offset",
-            f"a hunk of {diff.path} fits {nearest - hunk.start:+d} lines away, not where it says",
-            where=place,
-            why=f"it is for line {hunk.start + 1}; its lines stand at line {nearest + 1}{others}",
-            fix="make the patch again from this version's file; Kiln does not shift hunks",
         )
-    bare, bare_lines = _bare(hunk.before), _bare(lines)
-    found = [hunk.start] if _at(bare_lines, hunk.start, bare) else _find(bare_lines, bare)
-    if found:
-        source = lines[found[0] : found[0] + len(bare)]
-        pairs = zip(source, hunk.before, strict=True)
-        if all(a.endswith(b"\r\n") == b.endswith(b"\r\n") for a, b in pairs if a[-1:] == b[-1:]):
-            why = "the source and the patch differ in the newline at the end of the file"
-            return _conflict(diff, hunk, lines, place, "patch.end-newline", why)
-        kinds = ("CR LF", "LF") if any(s.endswith(b"\r\n") for s in source) else ("LF", "CR LF")
-        return JudgedBad(
-            "patch.line-endings",
-            f"a hunk of {diff.path} has other line ends than the file",
-            where=place,
-            why=f"the file has {kinds[0]} there, the patch {kinds[1]}; all else is the same",
-            fix="make the patch again from this version's file, with core.autocrlf off",
-        )
-    return _conflict(diff, hunk, lines, place, "patch.conflict", "")
-
-
-def _bare(lines: Sequence[bytes]) -> list[bytes]:
-    return [line.rstrip(b"\r\n") for line in lines]
-
-
-def _at(lines: Sequence[bytes], start: int, block: Sequence[bytes]) -> bool:
-    return bool(block) and list(lines[start : start + len(block)]) == list(block)
-
-
-def _find(lines: Sequence[bytes], block: Sequence[bytes]) -> list[int]:
-    """Every index at which the block stands."""
-    return [at for at in range(len(lines) - len(block) + 1) if _at(lines, at, block)]
-
-
-def _conflict(
-    diff: FileDiff, hunk: Hunk, lines: list[bytes], place: str, code: str, why: str
-) -> KilnError:
-    """The hunk's lines beside the source's, from the first difference on."""
-    source = lines[hunk.start : hunk.start + len(hunk.before)]
-    source += [b""] * (len(hunk.before) - len(source))
-    rows = list(zip(hunk.before, source, strict=True))
-    first = next((i for i, (a, b) in enumerate(rows) if a != b), 0)
-    start = max(0, min(first - 2, len(rows) - _SHOWN))
-    table = [f"{'':6}  {'the patch expects':{_WIDTH}} the source has"]
-    for number, (expected, found) in enumerate(rows[start : start + _SHOWN], start):
-        mark = " " if expected == found else "!"
-        left, right = (_show(line)[:_WIDTH] for line in (expected, found))
-        table.append(f"{hunk.start + number + 1:6}{mark} {left:{_WIDTH}} {right}".rstrip())
-    return JudgedBad(
-        code,
-        f"a hunk of {diff.path} does not fit at line {hunk.start + 1}",
-        where=place,
-        why="\n".join([why, *table] if why else table),
-        fix="make the patch again from this version's file, or limit its range in patch.yaml",
-    )
-
-
-def _show(line: bytes) -> str:
-    if not line:
-        return "(no line)"
-    text = line.removesuffix(b"\n").decode(errors="backslashreplace")
-    end = "" if line.endswith(b"\n") else " (no newline)"
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text) + end
+    return errors

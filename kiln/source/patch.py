@@ -1,14 +1,16 @@
 """The step that patches vLLM: a wheel and a locked series in, the changed files out.
 
-Only what the patches change comes out, with the RECORD that fits it; so an edit of a
-Python file moves one small layer. Every file is checked against the series in the
-lock, before and after: sources that are not those the lock was made from, and a patch
-that does not do what the lock says, are errors.
+Only what the patches change comes out, with the RECORD that fits it and whiteouts of what
+they delete; so an edit of a Python file moves one small layer. Every file is checked
+against the series in the lock, before and after: sources that are not those the lock was
+made from, and a patch that does not do what the lock says, are errors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+import functools
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
@@ -18,47 +20,46 @@ from kiln.graph.action import Context
 from kiln.lock.model import LockedPatch
 from kiln.pins.patch import PatchFile
 from kiln.source.apply import Applied, apply_series
+from kiln.source.diff import EXECUTABLE, FILE, LINK
+from kiln.source.entry import Entry
+from kiln.source.fit import link_target
+from kiln.source.pycache import cache_path
 from kiln.source.tree import write_tree
 from kiln.source.wheel import Install, Wheel
+from kiln.source.whiteout import whiteouts
 
 __all__ = ["Applied", "PatchFile", "apply_series", "patch_wheel"]
 
 
 class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Parameters of the step. series: as the lock has it, in the order of application."""
+    """Parameters of the step. series: as the lock has it, in the order of application.
+    bytecode: the tag of the bytecode in the layer below ("cpython-311"), "" if it has none.
+    """
 
     filename: str
     install: Install
     series: tuple[LockedPatch, ...]
+    bytecode: str = ""
 
 
 def patch_wheel(wheel: Wheel, series: Sequence[PatchFile]) -> Applied:
-    """The series applied to the wheel's files, from pristine.
+    """The series applied to the wheel's files, from pristine. Raises what `apply_series` does."""
+    members = wheel.archive.members
 
-    Raises what `apply_series` raises, and BadInput("patch.deletes") for a series that
-    leaves a file out: the layer below would still show it.
-    """
-    names = set(wheel.names())
-    applied = apply_series(lambda p: wheel.read(p) if p in names else None, names, series)
-    gone = sorted(path for path, data in applied.files.items() if data is None)
-    raise_problems(
-        [
-            BadInput(
-                "patch.deletes",
-                f"the series deletes {path}",
-                where=", ".join(
-                    p.id for p in applied.patches for f in p.files if (f.path, f.post) == (path, "")
-                ),
-                why="files of a lower layer cannot be taken out of an image by a patch yet",
-                fix="leave the file and empty it, or stop importing it",
-            )
-            for path in gone
-        ]
-    )
-    return applied
+    def mode(path: str) -> int:
+        return EXECUTABLE if members[path].executable else FILE
+
+    read = functools.partial(_read, wheel)
+    return apply_series(read, members.keys(), series, mode)
+
+
+def _read(wheel: Wheel, path: str) -> bytes | None:
+    return wheel.read(path) if path in wheel.archive.members else None
 
 
 def run(context: Context) -> Mapping[str, Digest]:
+    """Inputs "wheel" and "patch:<id>"; output "out": a tree of what the series changes, with
+    whiteouts of what it deletes."""
     params = msgspec.convert(context.params, Params)
     wheel = Wheel(context.path("wheel"), params.filename)
     _check_sources(wheel, params.series)
@@ -72,14 +73,48 @@ def run(context: Context) -> Mapping[str, Digest]:
                 why=f"expected sha256 {patch.sha256}, got {sha256(data)}",
                 fix="run `kiln build` without --locked and review the lock's difference",
             )
-        series.append(PatchFile(patch.id, data))
+        series.append(PatchFile(patch.id, data, "", patch.counters, patch.left_out))
+        if patch.left_out:
+            context.reporter.note(f"patch {patch.id}: left out: {', '.join(patch.left_out)}")
     applied = patch_wheel(wheel, series)
     _check_results(params.series, applied.patches)
-    record = f"{wheel.dist_info}/RECORD"
-    wanted = {f"{params.install.site}/{path}" for path in (*applied.files, record)}
-    entries = wheel.entries(params.install, applied.files)
-    out = [entry for entry in entries if entry.path in wanted]
-    return {"out": write_tree(context.store.blobs, out)}
+    return {"out": write_tree(context.store.blobs, _entries(wheel, applied, params))}
+
+
+def _entries(wheel: Wheel, applied: Applied, params: Params) -> list[Entry]:
+    """The changed files as they will stand in the image, vLLM's RECORD, and whiteouts."""
+    site, names = params.install.site, set(wheel.archive.members)
+    gone = {path for path, data in applied.files.items() if data is None}
+    gone |= {name for name in names if _is_bytecode_of(name, gone)}
+    # Read through a link, there is what it leads to; so this is what RECORD says of it.
+    links = {path: link_target(path, data) for path, data in applied.files.items()
+             if data is not None and applied.modes[path] == LINK}  # fmt: skip
+    files: dict[str, bytes | None] = {**applied.files, **dict.fromkeys(gone)}
+    for link, target in links.items():
+        files[link] = files[target] if target in files else wheel.read(target)
+    wanted = {f"{site}/{path}": path for path in files} | {f"{site}/{wheel.dist_info}/RECORD": ""}
+    made = []
+    for entry in wheel.entries(params.install, files):
+        path = wanted.get(entry.path)
+        if path is None:
+            continue
+        if path in links:
+            target = (applied.files[path] or b"").decode()
+            entry = Entry(entry.path, "symlink", 0o777, target=target, origin=entry.origin)
+        elif path:
+            entry = dataclasses.replace(entry, mode=applied.modes[path] & 0o777)
+        made.append(entry)
+    left = (names | files.keys()) - gone
+    modules = [path for path in (*gone, *(links.keys() & names)) if path.endswith(".py")]
+    tag = params.bytecode
+    stale = [cache_path(path, tag) for path in modules] if tag else []
+    return [*made, *whiteouts(gone, left, site, stale=stale, origin=wheel.filename)]
+
+
+def _is_bytecode_of(name: str, modules: Collection[str]) -> bool:
+    """Whether a file of the wheel is the bytecode of one of these modules."""
+    folder, _, last = name.rpartition("/__pycache__/")
+    return last.endswith(".pyc") and f"{folder}/{last.partition('.')[0]}.py" in modules
 
 
 def _check_sources(wheel: Wheel, series: tuple[LockedPatch, ...]) -> None:
@@ -109,8 +144,8 @@ def _check_results(locked: tuple[LockedPatch, ...], applied: tuple[LockedPatch, 
     """Every file is, after each patch, what the lock says; and no other file changed."""
     errors: list[KilnError] = []
     for want, have in zip(locked, applied, strict=True):
-        wanted = {file.path: file.post for file in want.files}
-        found = {file.path: file.post for file in have.files}
+        wanted = {file.path: (file.post, file.mode) for file in want.files}
+        found = {file.path: (file.post, file.mode) for file in have.files}
         for path in sorted(wanted.keys() | found.keys()):
             before, after = wanted.get(path), found.get(path)
             if before != after:
@@ -125,7 +160,8 @@ def _check_results(locked: tuple[LockedPatch, ...], applied: tuple[LockedPatch, 
     raise_problems(errors)
 
 
-def _shown(sha: str | None) -> str:
-    if sha is None:
+def _shown(state: tuple[str, str] | None) -> str:
+    if state is None:
         return "no change"
-    return f"sha256 {sha}" if sha else "no file"
+    sha, mode = state
+    return f"sha256 {sha}" + (f", mode {mode}" if mode else "") if sha else "no file"

@@ -14,11 +14,12 @@ import pytest
 
 from kiln.canonical import JSON
 from kiln.compile import bytecode, inside
-from kiln.compile.bytecode import CHECKED, UNCHECKED, cache_path, cache_tag, sources
+from kiln.compile.bytecode import CHECKED, UNCHECKED, sources
 from kiln.graph.action import Context
 from kiln.graph.steps import BYTECODE
 from kiln.progress import Silent
 from kiln.source.entry import Entry, data_entry
+from kiln.source.pycache import cache_path, cache_tag
 from kiln.source.tree import read_tree, write_tree
 from kiln.store import Store
 from tests.helpers.wheels import INSTALL
@@ -40,6 +41,7 @@ def test_what_python_imports_is_compiled() -> None:
 
 def test_what_python_does_not_import_is_not() -> None:
     assert paths("usr/share/gdb/auto-load/x.py", "usr/bin/y.py", f"{SITE}/a.pyi", "z.py") == []
+    assert paths(f"{SITE}/.wh.a.py", f"{SITE}/b/.c.py", f"{SITE}/.d/e.py") == [f"{SITE}/.d/e.py"]
 
 
 def test_links_are_not_followed() -> None:

@@ -128,6 +128,16 @@ def test_the_meta_and_the_listing_are_true(layers: Layers) -> None:
         assert lines[member.name] == Line(member.name, f"{member.mode:04o}", expected)
 
 
+def test_whiteouts_only_from_where_they_may_be(layers: Layers) -> None:
+    hides = data_entry("usr/.wh.x", b"")
+    assert layers.refused(layers.tree("t", hides)) == ["layer.whiteout"]
+    files = {"demo/.wh.x.py": b"", "demo/__init__.py": b""}
+    assert layers.refused(layers.wheel("demo", Made(files=files))) == ["layer.whiteout"]
+    tree = layers.tree("t", hides)
+    outputs = layers.make(TreeSource(tree.input, whiteouts=True))
+    assert layers.names(outputs) == ["usr", "usr/.wh.x"]
+
+
 def test_order_of_sources_and_zip_does_not_matter(
     layers: Layers, tmp_path: Path, store: Store
 ) -> None:

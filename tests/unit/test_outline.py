@@ -163,13 +163,13 @@ def test_a_patch_without_a_file_for_this_vllm_says_so_and_the_others_keep_theirs
 
 def test_other_faults_of_patches_are_raised_all_at_once(small: Small) -> None:
     edit(small, "pins.yaml", "[greeting]", "[greeting, odd]")
-    edit(small, "patches/greeting/patch.yaml", "title:", "needs: [odd]\ntitle:")
+    edit(small, "patches/greeting/patch.yaml", "title:", "requires: [odd]\ntitle:")
     odd = small.root / "patches/odd/patch.yaml"
     odd.parent.mkdir()
     odd.write_text(PATCH.replace("==1.0.0+tiny", "about one"))
     with pytest.raises(Problems) as error:
         outlined(small)
-    assert codes(error.value) == ["patch.needs", "patch.range"]
+    assert codes(error.value) == ["patch.range", "patch.requires"]
 
 
 def test_a_component_whose_script_is_gone_is_an_error(small: Small) -> None:

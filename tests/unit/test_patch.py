@@ -2,58 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-
-import pytest
-
-from kiln.errors import BadInput, JudgedBad, KilnError, Problems
-from kiln.pins.model import Pins
-from kiln.pins.patch import Patch, PatchFile, PatchVersion, read_series, select
-from kiln.pins.project import Project
-from kiln.pins.yaml import Document, Map
-from kiln.source.apply import Applied, apply_series
-
-SOURCE = b"".join(b"line%d = %d\n" % (n, n) for n in range(1, 21))
-CHANGED = SOURCE.replace(b"line10 = 10\n", b"line10 = 'ten'\n")
-HEADER = b"--- a/vllm/config/m.py\n+++ b/vllm/config/m.py\n"
-HUNK = b"""@@ -8,5 +8,5 @@ def somewhere():
- line8 = 8
- line9 = 9
--line10 = 10
-+line10 = 'ten'
- line11 = 11
- line12 = 12
-"""
-TREE = {"vllm/__init__.py": b"", "vllm/config/m.py": SOURCE}
-
-
-def apply(tree: Mapping[str, bytes], *patches: bytes) -> Applied:
-    series = [PatchFile(f"p{n}", data, f"p{n}.patch") for n, data in enumerate(patches, 1)]
-    return apply_series(tree.get, tree.keys(), series)
-
-
-def errors(tree: Mapping[str, bytes], *patches: bytes) -> list[KilnError]:
-    before = dict(tree)
-    with pytest.raises(KilnError) as caught:
-        apply(tree, *patches)
-    assert dict(tree) == before
-    error = caught.value
-    return list(error.errors) if isinstance(error, Problems) else [error]
-
-
-def codes(tree: Mapping[str, bytes], *patches: bytes) -> list[str]:
-    return [error.code for error in errors(tree, *patches)]
-
-
-def new_file(path: str, body: bytes = b"x = 1\n") -> bytes:
-    name = path.encode()
-    return (
-        b"diff --git a/%s b/%s\nnew file mode 100644\nindex 0000000..1111111\n" % (name, name)
-        + b"--- /dev/null\n+++ b/%s\n@@ -0,0 +1 @@\n" % name
-        + b"".join(b"+" + line for line in body.splitlines(keepends=True))
-    )
-
+from kiln.errors import BadInput, JudgedBad
+from tests.helpers.patching import (
+    CHANGED,
+    HEADER,
+    HUNK,
+    SOURCE,
+    TREE,
+    apply,
+    codes,
+    deletion,
+    errors,
+    new_file,
+)
 
 # ---- what fits
 
@@ -97,9 +58,25 @@ def test_new_empty_and_deleted_files() -> None:
 
 
 def test_a_file_added_before_is_there_and_a_deleted_one_is_not() -> None:
-    deleted = b"--- a/vllm/new.py\n+++ /dev/null\n@@ -1 +0,0 @@\n-x = 1\n"
-    assert apply(TREE, new_file("vllm/new.py"), deleted).files == {"vllm/new.py": None}
-    assert codes(TREE, new_file("vllm/new.py"), deleted, deleted) == ["patch.missing-file"]
+    grown = b"--- a/vllm/new.py\n+++ b/vllm/new.py\n@@ -1 +1,2 @@\n x = 1\n+y = 1\n"
+    applied = apply(TREE, new_file("vllm/new.py"), grown)
+    assert applied.files == {"vllm/new.py": b"x = 1\ny = 1\n"}
+    gone = deletion("vllm/config/m.py", SOURCE)
+    (error,) = errors(TREE, gone, HEADER + HUNK)
+    assert error.code == "patch.missing-file"
+    assert "an earlier patch deletes" in error.what
+
+
+def test_a_series_that_undoes_itself() -> None:
+    """Each patch changes the file; and so nobody would miss that the two do nothing."""
+    back = HEADER + HUNK.replace(b"-line10 = 10\n+line10 = 'ten'", b"-line10 = 'ten'\n+line10 = 10")
+    other = new_file("vllm/other.py")
+    (error,) = errors(TREE, HEADER + HUNK, other, back)
+    assert (error.code, error.where) == ("patch.series-no-change", "p1, p3")
+    assert "vllm/config/m.py" in error.what
+    added, gone = new_file("vllm/new.py"), deletion("vllm/new.py", b"x = 1\n")
+    assert codes(TREE, added, gone) == ["patch.series-no-change"]
+    assert codes(TREE, added, gone, gone) == ["patch.missing-file"]
 
 
 def test_p13_bytes_that_are_no_utf8() -> None:
@@ -153,8 +130,11 @@ def test_an_offset_is_told_and_not_taken() -> None:
     assert error.code == "patch.offset"
     assert isinstance(error, JudgedBad)
     assert "+2 lines" in error.what
+    assert "line 10, and nowhere else" in error.why
     twice = {"vllm/config/m.py": b"# new\n# lines\n" + SOURCE + SOURCE}
-    assert "1 more places" in errors(twice, HEADER + HUNK)[0].why
+    assert "2 places: lines 10, 30" in errors(twice, HEADER + HUNK)[0].why
+    often = {"vllm/config/m.py": b"# new\n# lines\n" + SOURCE * 8}
+    assert "8 places: lines 10, 30, 50, 70, 90 and 3 more" in errors(often, HEADER + HUNK)[0].why
 
 
 def test_p4_applied_already() -> None:
@@ -184,6 +164,11 @@ def test_p6_line_ends() -> None:
     assert codes(TREE, (HEADER + HUNK).replace(b"\n", b"\r\n")) == ["patch.line-endings"]  # (b)
     done = apply(crlf, body_crlf).files["vllm/config/m.py"]  # (c)
     assert done == CHANGED.replace(b"\n", b"\r\n")
+    mixes = body_crlf.replace(b"'ten'\r\n", b"'ten'\n")  # what (d) would leave behind
+    assert codes(crlf, mixes) == ["patch.line-endings"]
+    assert codes(TREE, HEADER + HUNK.replace(b"'ten'\n", b"'ten'\r\n")) == ["patch.line-endings"]
+    mixed = {**TREE, "vllm/config/m.py": SOURCE.replace(b"line20 = 20\n", b"line20 = 20\r\n")}
+    assert b"'ten'\n" in (apply(mixed, HEADER + HUNK).files["vllm/config/m.py"] or b"")
 
 
 def test_p17_newline_at_the_end() -> None:
@@ -206,6 +191,7 @@ def test_p9_all_or_nothing_and_all_failures_of_a_patch() -> None:
     one = {"vllm/one.py": SOURCE, "vllm/two.py": CHANGED.replace(b"line12 = 12", b"x = 1")}
     good, bad = (HEADER.replace(b"config/m", name) + HUNK for name in (b"one", b"two"))
     assert codes(one, good + bad) == ["patch.conflict"]
+    assert codes(one, good, new_file("vllm/three.py"), bad) == ["patch.conflict"]
     three = {**one, "vllm/three.py": SOURCE[10:]}
     worse = HEADER.replace(b"config/m", b"three") + HUNK
     assert codes(three, good, bad + worse) == ["patch.conflict", "patch.offset"]
@@ -256,177 +242,3 @@ def test_python_stays_python() -> None:
     (error,) = errors(TREE, HEADER + HUNK.replace(b"+line10 = 'ten'", b"+line10 = ("))
     assert error.code == "patch.syntax"
     assert isinstance(error, BadInput)
-
-
-# ---- patches that are no good in themselves
-
-CORRUPT = {
-    "old count too small": HUNK.replace(b"-8,5", b"-8,3"),
-    "old count too large": HUNK.replace(b"-8,5", b"-8,6"),
-    "both counts too small": HUNK.replace(b"-8,5 +8,5", b"-8,4 +8,4"),
-    "both counts too large": HUNK.replace(b"-8,5 +8,5", b"-8,6 +8,6"),
-    "new start shifted": HUNK.replace(b"+8,5", b"+9,5"),
-    "line 0": HUNK.replace(b"-8,5 +8,5", b"-0,5 +0,5"),
-    "no numbers": HUNK.replace(b"-8,5", b"-x,5"),
-    "unknown line": HUNK.replace(b"\n line11", b"\n?line11"),
-    "cut off": HUNK[:-20],
-    "cut within the last line": HUNK[:-1],
-    "only context": HUNK.replace(b"-line10 = 10\n+line10 = 'ten'\n", b" line10 = 10\n"),
-    "text behind": HUNK + b"and so on\n",
-    "hunk behind a signature": HUNK + b"-- \n2.39\n" + HUNK,
-    "overlap": HUNK + HUNK.replace(b"-8,5 +8,5", b"-9,5 +9,5"),
-    "marker in the middle": HUNK.replace(b"9 = 9\n", b"9 = 9\n\\ No newline at end of file\n"),
-}
-
-
-@pytest.mark.parametrize("name", CORRUPT)
-def test_p15_corrupt(name: str) -> None:
-    (error,) = errors(TREE, HEADER + CORRUPT[name])
-    assert error.code == "patch.corrupt"
-    assert isinstance(error, BadInput)
-
-
-def test_p15_says_the_line() -> None:
-    (error,) = errors(TREE, HEADER + HUNK.replace(b"-8,5 +8,5", b"-8,4 +8,4"))
-    assert error.where == "p1.patch:9"
-
-
-GIT = b"diff --git a/vllm/config/m.py b/vllm/config/m.py\n"
-REFUSED = {
-    "nothing at all": (b"", "patch.corrupt"),
-    "prose": (b"Please apply this.\n", "patch.corrupt"),
-    "hunk without header": (HUNK, "patch.corrupt"),
-    "header without hunk": (HEADER, "patch.corrupt"),
-    "second name missing": (GIT + b"--- a/vllm/config/m.py\n" + HUNK, "patch.corrupt"),
-    "two different names": (GIT + HEADER.replace(b"/m.py", b"/n.py") + HUNK, "patch.corrupt"),
-    "old and new differ": (HEADER.replace(b"b/vllm/config/m", b"b/vllm/m") + HUNK, "patch.corrupt"),
-    "new, with old lines": (GIT + b"new file mode 100644\n" + HEADER + HUNK, "patch.corrupt"),
-    "no prefix": (HEADER.replace(b"a/", b"").replace(b"b/", b"") + HUNK, "patch.prefix"),
-    "binary": (GIT + b"index 1..2 100644\nGIT binary patch\nliteral 3\nabc\n", "patch.binary"),
-    "binary, plain": (GIT + b"Binary files a/vllm/x and b/vllm/x differ\n", "patch.binary"),
-    "mode": (GIT + b"old mode 100644\nnew mode 100755\n", "patch.mode"),
-    "new executable": (new_file("vllm/x.py").replace(b"100644", b"100755"), "patch.mode"),
-    "new link": (new_file("vllm/x").replace(b"100644", b"120000"), "patch.not-a-file"),
-    "changed link": (GIT + b"index 1..2 120000\n" + HEADER + HUNK, "patch.not-a-file"),
-    "submodule": (new_file("vllm/x").replace(b"100644", b"160000"), "patch.not-a-file"),
-    "twice": (HEADER + HUNK + HEADER + HUNK, "patch.twice"),
-    "rename": (
-        b"diff --git a/vllm/config/m.py b/vllm/n.py\nsimilarity index 100%\n"
-        b"rename from vllm/config/m.py\nrename to vllm/n.py\n",
-        "patch.rename",
-    ),
-    "new file, named as an old one": (
-        GIT + b"new file mode 100644\n" + HEADER + b"@@ -0,0 +1 @@\n+x = 1\n",
-        "patch.corrupt",
-    ),
-    "new file from old lines": (
-        b"--- /dev/null\n+++ b/vllm/n.py\n@@ -1 +1 @@\n-x = 1\n+x = 2\n",
-        "patch.corrupt",
-    ),
-    "deleted file with lines left": (
-        b"--- a/vllm/config/m.py\n+++ /dev/null\n@@ -1 +1 @@\n-line1 = 1\n+x = 2\n",
-        "patch.corrupt",
-    ),
-    "binary before": (
-        b"Binary files a/vllm/x and b/vllm/x differ\n" + HEADER + HUNK,
-        "patch.corrupt",
-    ),
-    "only in": (b"Only in b/vllm: x.py\n" + HEADER + HUNK, "patch.corrupt"),
-    "open quote": (HEADER.replace(b"a/vllm", b'"a/vllm') + HUNK, "patch.corrupt"),
-    "bad escape": (HEADER.replace(b"a/vllm/config/m.py", b'"a/vllm/\\q"') + HUNK, "patch.corrupt"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_refused(name: str) -> None:
-    patch, code = REFUSED[name]
-    assert codes(TREE, patch) == [code]
-
-
-OUTSIDE = ["../evil", "vllm/../evil", "vllm/./m.py", "vllm//m.py", "torch/__init__.py", "vllm",
-           "vllm-0.32.0.dist-info/RECORD", "/etc/passwd", "vllm/a\\b", "vllm/"]  # fmt: skip
-
-
-@pytest.mark.parametrize("path", OUTSIDE)
-def test_p18_outside_the_package(path: str) -> None:
-    assert codes({**TREE, path: b""}, new_file(path)) == ["patch.outside"]
-
-
-def test_names_that_are_no_utf8_are_refused() -> None:
-    patch = new_file("vllm/x.py").replace(b"x.py", b"x\xff.py")
-    assert codes(TREE, patch) == ["patch.outside"]
-
-
-def test_all_malformed_patches_of_a_series_are_reported() -> None:
-    mode, link = REFUSED["mode"][0], REFUSED["changed link"][0]
-    assert codes(TREE, mode + link, HEADER) == ["patch.mode", "patch.not-a-file", "patch.corrupt"]
-
-
-# ---- which file of a patch
-
-
-def spec(*ranges: str) -> Patch:
-    versions = tuple(PatchVersion(r, f"{n}.patch") for n, r in enumerate(ranges))
-    return Patch(title="t", why="w", origin="o", versions=versions)
-
-
-@pytest.mark.parametrize(
-    ("version", "file"),
-    [("0.32.0+cpu", "0.patch"), ("0.23.1rc1.dev748+g2dfaae752", "1.patch"), ("0.24.0", "2.patch")],
-)
-def test_select(version: str, file: str) -> None:
-    patch = spec("==0.32.0", ">0.23.0,<0.24.dev0", ">=0.24.0,<0.25")
-    assert select(patch, version, "patch.yaml") == file
-
-
-def test_select_refuses() -> None:
-    for ranges, code in [
-        (("==0.32.0",), "patch.no-version"),
-        ((">=0.23", "<0.25"), "patch.two-versions"),
-        (("about 0.24",), "patch.range"),
-    ]:
-        with pytest.raises(BadInput) as caught:
-            select(spec(*ranges), "0.24.0", "patch.yaml")
-        assert caught.value.code == code
-    with pytest.raises(BadInput) as caught:
-        select(spec("==0.32.0"), "0.24.0", "patch.yaml")
-    assert "==0.32.0" in caught.value.why
-
-
-def project(root: Path, **needs: str) -> Project:
-    for name, needed in needs.items():
-        folder = root / "patches" / name
-        folder.mkdir(parents=True)
-        (folder / "patch.yaml").write_text(
-            f"title: t\nwhy: w\norigin: o\nneeds: [{needed}]\n"
-            'versions: [{range: "==1.0", file: 1.patch}]\n'
-        )
-        (folder / "1.patch").write_bytes(HEADER + HUNK)
-    document = Document("pins.yaml", Pins(default="x", pins={}), Map(1, 1))
-    return Project(root, document)
-
-
-def test_read_series(tmp_path: Path) -> None:
-    one = project(tmp_path, base="", more="base")
-    series = read_series(one, ["base", "more"], "1.0")
-    assert [(p.id, p.file) for p in series] == [
-        ("base", "patches/base/1.patch"),
-        ("more", "patches/more/1.patch"),
-    ]
-    assert series[0].data == HEADER + HUNK
-
-
-def test_read_series_refuses(tmp_path: Path) -> None:
-    one = project(tmp_path, base="", more="base")
-    (tmp_path / "patches/base/1.patch").unlink()
-    for ids, version, expected in [
-        (["more"], "1.0", ["patch.needs"]),
-        (["more", "base"], "1.0", ["patch.needs", "patch.no-file"]),
-        (["base", "more"], "2.0", ["patch.no-version", "patch.no-version"]),
-        (["gone"], "1.0", ["pins.unknown-patch"]),
-    ]:
-        with pytest.raises(KilnError) as caught:
-            read_series(one, ids, version)
-        error = caught.value
-        found = error.errors if isinstance(error, Problems) else (error,)
-        assert [e.code for e in found] == expected

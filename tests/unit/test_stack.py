@@ -51,7 +51,34 @@ def test_an_upper_layer(line: Line, expected: str) -> None:
 def test_only_the_patch_layer_replaces_files() -> None:
     assert code(patches=[Line("usr/lib/a", "0644", "bb")]) == ""
     assert code(patches=[Line("lib", "0755", "dir")]) == "image.over-link"
-    assert code(patches=[Line("usr/lib/a", "0777", "-> b")]) == "image.other-kind"
+    assert code(patches=[Line("usr/lib/a", "0777", "-> b")]) == ""
+    assert code(patches=[Line("usr/lib/a", "0755", "dir")]) == "image.other-kind"
+    assert code(patches=[Line("lib", "0777", "-> opt")]) == "image.path-clash"
+
+
+def test_only_the_patch_layer_hides_files() -> None:
+    hides = [Line("usr/lib/.wh.a", "0644", "e3")]
+    assert code(patches=hides) == ""
+    assert code(wheels=hides) == "image.whiteout"
+    again = [Line("usr/lib/a", "0644", "bb")]
+    assert code(wheels=again) == "image.path-clash"
+    assert code(patches=hides, components=again) == ""
+
+
+def test_a_folder_is_hidden_with_all_that_is_in_it() -> None:
+    whole = [Line("usr/.wh.lib", "0644", "e3")]
+    other = [Line("usr/lib", "0700", "dir"), Line("usr/lib/a", "0644", "bb")]
+    assert code(patches=whole, components=other) == ""
+    assert code(patches=[*whole, Line("usr/lib", "0644", "bb")]) == ""
+
+
+def test_what_a_whiteout_hides_is_there() -> None:
+    assert code(patches=[Line("usr/lib/.wh.b", "0644", "e3")]) == "image.whiteout"
+    opaque = [Line("usr/lib/.wh..wh..opq", "0644", "e3")]
+    assert code(patches=opaque) == "image.whiteout"
+    # But for bytecode: a module that does not compile has none.
+    pyc = [Line("usr/lib/__pycache__/.wh.b.cpython-311.pyc", "0644", "e3")]
+    assert code(patches=pyc) == ""
 
 
 def test_all_problems_are_told_at_once() -> None:
