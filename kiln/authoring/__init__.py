@@ -1,0 +1,1 @@
+"""Authoring: patches made, edited and moved as commits of a git work tree."""
