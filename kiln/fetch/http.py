@@ -11,15 +11,11 @@ import contextlib
 import hashlib
 import netrc
 import os
-import socket
-import ssl
 import threading
-import urllib.request
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 from urllib.parse import urljoin, urlsplit
 
 import urllib3
@@ -28,6 +24,7 @@ from kiln import __version__
 from kiln.canonical import Digest
 from kiln.errors import BadInput, Unavailable
 from kiln.fetch.failures import Later, Stopped, missing, plain, refused, unreachable
+from kiln.fetch.pool import Pools
 from kiln.fetch.url import check_url, local_path, origin, redact, split_credentials
 
 T = TypeVar("T")
@@ -87,79 +84,15 @@ class Http:
     def __init__(self, access: Access, patience: Patience | None = None) -> None:
         self.access, self.patience = access, patience or Patience()
         self.stop = threading.Event()
-        self._connections: weakref.WeakSet[Any] = weakref.WeakSet()
         self._silent: set[str] = set()  # origins that did not answer in this run
         self._netrc = _read_netrc()
         self._credentials = dict(access.credentials)
-        self._pools: dict[str, urllib3.PoolManager] = {}
-
-    def _pool(self, url: str) -> urllib3.PoolManager:
-        parts = urlsplit(url)
-        proxy = self.access.proxy
-        if not proxy and not urllib.request.proxy_bypass(parts.netloc):
-            environment = urllib.request.getproxies()
-            proxy = environment.get(parts.scheme) or environment.get("all") or ""
-        if proxy not in self._pools:
-            self._pools[proxy] = self._make_pool(proxy)
-        return self._pools[proxy]
-
-    def _make_pool(self, proxy: str) -> urllib3.PoolManager:
-        context = ssl.create_default_context()
-        if self.access.ca:
-            ca = Path(self.access.ca)
-            try:
-                if ca.is_dir():
-                    context.load_verify_locations(capath=str(ca))
-                else:
-                    context.load_verify_locations(cafile=str(ca))
-            except OSError as error:  # ssl.SSLError is one
-                raise BadInput(
-                    "fetch.bad-ca",
-                    "the certificate bundle cannot be read",
-                    where=self.access.ca,
-                    why=str(error),
-                    fix="correct PIP_CERT, SSL_CERT_FILE or REQUESTS_CA_BUNDLE",
-                ) from error
-        if not proxy:
-            return self._watch(urllib3.PoolManager(maxsize=16, ssl_context=context))
-        address, login = split_credentials(proxy if "://" in proxy else f"http://{proxy}")
-        headers = urllib3.make_headers(proxy_basic_auth=":".join(login)) if login else None
-        try:
-            manager = urllib3.ProxyManager(
-                address, maxsize=16, ssl_context=context, proxy_headers=headers
-            )
-        except urllib3.exceptions.HTTPError as error:
-            raise BadInput(
-                "fetch.bad-proxy", "the proxy's URL cannot be used", where=redact(address)
-            ) from error
-        return self._watch(manager)
-
-    def _watch(self, manager: urllib3.PoolManager) -> urllib3.PoolManager:
-        """Know every connection that the manager makes, so that `halt` can end it."""
-        connections = self._connections
-
-        class Plain(urllib3.HTTPConnectionPool):
-            def _new_conn(self) -> Any:
-                connections.add(connection := super()._new_conn())
-                return connection
-
-        class Secure(urllib3.HTTPSConnectionPool):
-            def _new_conn(self) -> Any:
-                connections.add(connection := super()._new_conn())
-                return connection
-
-        manager.pool_classes_by_scheme = {"http": Plain, "https": Secure}
-        return manager
+        self._pools = Pools(access.ca, access.proxy)
 
     def halt(self) -> None:
         """End all requests under way soon, also those that wait for a silent server."""
         self.stop.set()
-        for connection in tuple(self._connections):
-            if connection.sock is not None:
-                # Below TLS, whose own shutdown is not for another thread; the socket may
-                # just have been closed by its own.
-                with contextlib.suppress(OSError):
-                    socket.socket.shutdown(connection.sock, socket.SHUT_RDWR)
+        self._pools.cut()
 
     def learn(self, url: str) -> str:
         """The URL without credentials, which are kept for its origin."""
@@ -222,7 +155,7 @@ class Http:
         if login := self.login(url):
             sent.update(urllib3.make_headers(basic_auth=":".join(login)))
         try:
-            return self._pool(url).request(
+            return self._pools.of(url).request(
                 method,
                 url,
                 headers=sent,

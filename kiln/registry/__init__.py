@@ -1,0 +1,1 @@
+"""Where images go and come from: a registry over HTTP, or an OCI layout folder."""
