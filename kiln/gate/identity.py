@@ -68,13 +68,13 @@ def read_identity(asker: Asker, expected: Expected) -> Read:
     problems: list[Problem] = []
     replies: list[str] = []
     seen = None
-    metrics = _page(asker, "/metrics", problems, replies)
+    metrics = read_page(asker, "/metrics", problems, replies)
     if metrics is not None:
         try:
             seen = _seen(parse_metrics(metrics.body, metrics.content_type), problems)
         except Unreadable as error:
             problems.append(Problem("metrics-unreadable", f"/metrics: {error}"))
-    version = _page(asker, "/version", problems, replies)
+    version = read_page(asker, "/version", problems, replies)
     if version is not None:
         problems += _check_version(version.json(), expected.vllm_version)
     if seen is not None:
@@ -82,13 +82,16 @@ def read_identity(asker: Asker, expected: Expected) -> Read:
     return Read(seen, tuple(problems), tuple(replies))
 
 
-def identity_case(when: str, read: Read) -> Case:
-    """The case of one reading. when: "before" or "after"."""
+def identity_case(name: str, read: Read) -> Case:
+    """The case of one reading."""
     detail = f"kiln.id {read.seen.kiln_id[:12]}, pin {read.seen.pin}" if read.seen else ""
-    return case(f"smoke/identity-{when}", read.problems, detail, read.replies)
+    return case(name, read.problems, detail, read.replies)
 
 
-def _page(asker: Asker, path: str, problems: list[Problem], replies: list[str]) -> Answer | None:
+def read_page(
+    asker: Asker, path: str, problems: list[Problem], replies: list[str]
+) -> Answer | None:
+    """GET a page; None, and a problem noted, where it does not come with HTTP 200."""
     try:
         answer = asker.get(path)
     except Unanswered as error:

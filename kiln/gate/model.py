@@ -8,18 +8,20 @@ else (DESIGN.md, promise 6). A case that could not run is never a pass.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 import msgspec
 
 from kiln.canonical import dumps
+from kiln.pins.model import DEFAULT_LAUNCH
+from kiln.pins.patch import Proof
 
-SCHEMA = 1
+SCHEMA = 2
 # Raise it whenever a gate asks or judges otherwise: evidence of other judges is not replayed.
-GATES_VERSION = 1
+GATES_VERSION = 2
 
-Verdict: TypeAlias = Literal["pass", "fail", "known-bad", "healed", "not-run"]
+Verdict: TypeAlias = Literal["pass", "fail", "known-bad", "healed", "unproven", "not-run"]
 Overall: TypeAlias = Literal["pass", "fail", "not-run"]
 
 EXIT_CODES: Mapping[Overall, int] = {"pass": 0, "fail": 1, "not-run": 4}
@@ -35,6 +37,39 @@ class Patch(msgspec.Struct, frozen=True, order=True):
     sha256: str
 
 
+@dataclass(frozen=True, order=True)
+class Work:
+    """A workload (kiln/gate/workloads.py) at a temperature."""
+
+    workload: str
+    temperature: float = 0
+
+    def __str__(self) -> str:
+        return f"{self.workload}@{self.temperature:g}"
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """One way in which the image is started, and what is looked at there.
+
+    args, env: what it adds to the preset's. speculates: whether the command line asks for
+    speculation. works: what it is asked. proofs: patch -> its proofs here. model: the gates'
+    model, "" for the preset's.
+    """
+
+    name: str = DEFAULT_LAUNCH
+    args: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    speculates: bool = False
+    works: tuple[Work, ...] = ()
+    proofs: Mapping[str, tuple[Proof, ...]] = field(default_factory=dict)
+    model: str = ""
+
+    def case(self, what: str) -> str:
+        """The id of a case about this start as such: "smoke/stop", "launch/ngram/stop"."""
+        return f"smoke/{what}" if self.name == DEFAULT_LAUNCH else f"launch/{self.name}/{what}"
+
+
 @dataclass(frozen=True)
 class Expected:
     """What the lock and the preset say about the image that is judged.
@@ -42,7 +77,10 @@ class Expected:
     digest: hex sha256 of the manifest. preset_hash, kiln_id, patch_set: hex. vllm_version,
     torch_version: what they call themselves, "0.32.0+cpu". extensions: the recipe's table
     (see kiln/gate/extensions.py). interpreter: the image's Python. auto_tools: whether the
-    preset lets the model choose to call tools (--enable-auto-tool-choice).
+    preset lets the model choose to call tools (--enable-auto-tool-choice). launches: what
+    to start, in this order; whole: these are all that the pin has. decisions: patch -> those
+    that the image declares. unproven: each patch that no launch proves -> its reason, ""
+    where it gives none.
     """
 
     digest: str
@@ -57,6 +95,10 @@ class Expected:
     extensions: Mapping[str, str]
     interpreter: str
     auto_tools: bool = False
+    launches: tuple[LaunchPlan, ...] = (LaunchPlan(),)
+    whole: bool = True
+    decisions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    unproven: Mapping[str, str] = field(default_factory=dict)
 
 
 # ---- what was found ------------------------------------------------------------------------
@@ -95,13 +137,78 @@ class Seen(msgspec.Struct, frozen=True):
     patches: tuple[Patch, ...]
 
 
+class Counts(msgspec.Struct, frozen=True):
+    """What one reading of /metrics says of patches, in numbers that can be believed.
+
+    decisions: patch -> decision -> how often it was taken. settings: patch -> name -> value.
+    drafts, draft_tokens, accepted: vLLM's own, of all engines; None where it shows none.
+    """
+
+    decisions: dict[str, dict[str, int]]
+    settings: dict[str, dict[str, str]]
+    drafts: int | None = None
+    draft_tokens: int | None = None
+    accepted: int | None = None
+
+
+class Round(msgspec.Struct, frozen=True):
+    """A workload that was run. temperature: as a text, "0.8". tokens: of all answers."""
+
+    workload: str
+    temperature: str
+    answers: int
+    tokens: int
+    milliseconds: int
+    before: Counts
+    after: Counts
+
+
+class Launched(msgspec.Struct, frozen=True):
+    """One start of the image, as it was judged.
+
+    args, env: what it added to the preset's; model: another gates' model, or "". started:
+    False where no server got ready.
+    before, after: the identity as it was read first and last; None where it could not be.
+    runner, proposer: the classes that the server named, "" where it named none or several.
+    """
+
+    name: str
+    args: tuple[str, ...]
+    env: dict[str, str]
+    started: bool
+    model: str = ""
+    before: Seen | None = None
+    after: Seen | None = None
+    runner: str = ""
+    proposer: str = ""
+    rounds: tuple[Round, ...] = ()
+
+
+class Proven(msgspec.Struct, frozen=True):
+    """One proof of a patch, held against what a launch showed.
+
+    wanted: decision -> the least count. counted: decision -> how often it was taken while
+    the workload ran. settings: as the server showed them. holds: whether all was as the
+    proof says; the case proof/<patch>/<launch> says why not.
+    """
+
+    patch: str
+    launch: str
+    workload: str
+    temperature: str
+    holds: bool
+    wanted: dict[str, int]
+    counted: dict[str, int]
+    settings: dict[str, str]
+
+
 class Evidence(msgspec.Struct, frozen=True):
     """All that one run of the gates saw of one image under one preset.
 
-    before, after: the identity as it was read before and after the gates; None where it
-    could not be read. runner_confirms: what the runner vouches for. complete: whether the
-    runner could look inside the image and vouches for its digest; an endpoint's evidence
-    is partial. started: ISO date and time, UTC. durations: milliseconds of each gate.
+    runner_confirms: what the runner vouches for. complete: whether the runner could look
+    inside the image and vouches for its digest, and every launch was judged by every gate;
+    an endpoint's evidence is partial. started: ISO date and time, UTC. durations:
+    milliseconds of each gate and each start.
     """
 
     digest: str
@@ -115,10 +222,20 @@ class Evidence(msgspec.Struct, frozen=True):
     tool: str
     started: str
     cases: tuple[Case, ...]
-    before: Seen | None
-    after: Seen | None
+    launches: tuple[Launched, ...]
+    proofs: tuple[Proven, ...]
     durations: dict[str, int]
     schema: int = SCHEMA
+
+    @property
+    def before(self) -> Seen | None:
+        """The identity as it was read first of all."""
+        return next((launch.before for launch in self.launches if launch.started), None)
+
+    @property
+    def after(self) -> Seen | None:
+        """The identity as it was read last of all."""
+        return next((launch.after for launch in reversed(self.launches) if launch.started), None)
 
     @property
     def verdict(self) -> Overall:
@@ -142,9 +259,10 @@ class Evidence(msgspec.Struct, frozen=True):
 def overall(cases: Sequence[Case]) -> Overall:
     """fail if any case failed; not-run if any did not run, or there is none; else pass.
 
-    Known-bad and healed cases do not hold an image up, but they stay in the report.
+    Known-bad, healed and unproven cases do not hold an image up, but they stay in the
+    report; and what nobody could prove is nothing to pass by.
     """
-    verdicts = {case.verdict for case in cases}
+    verdicts = {case.verdict for case in cases} - {"unproven"}
     if "fail" in verdicts:
         return "fail"
     if "not-run" in verdicts or not verdicts:

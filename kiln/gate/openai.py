@@ -7,7 +7,7 @@ taken for granted, and nothing raises. Shapes: the OpenAI API's "chat completion
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,7 +29,8 @@ class Call:
 @dataclass(frozen=True)
 class Said:
     """What a model said. text, reasoning: None where null or absent. tokens: the
-    logprobs' tokens, () where none were asked for."""
+    logprobs' tokens, () where none were asked for. tops: for each of them the likeliest
+    tokens in its place, with their logprobs (of a completion only)."""
 
     model: str = ""
     text: str | None = None
@@ -37,6 +38,7 @@ class Said:
     finish: str | None = None
     calls: tuple[Call, ...] = ()
     tokens: tuple[str, ...] = ()
+    tops: tuple[Mapping[str, float], ...] = ()
 
 
 @dataclass
@@ -74,20 +76,21 @@ def read_chat(answer: Answer, *, logprobs: bool = False) -> Reading:
     return reading
 
 
-def read_completion(answer: Answer) -> Reading:
-    """A completion that was asked for with logprobs."""
+def read_completion(answer: Answer, *, logprobs: bool = True) -> Reading:
+    """A completion. logprobs: they were asked for, so they must be there."""
     reading = Reading()
     choice = _choice(answer, reading)
     if choice is None:
         return reading
-    logprobs = _dict(choice.get("logprobs"))
-    values = _list(logprobs.get("token_logprobs"))
-    _check_logprobs(values, reading)
+    found = _dict(choice.get("logprobs"))
+    if logprobs:
+        _check_logprobs(_list(found.get("token_logprobs")), reading)
     reading.said = Said(
         model=_text(_dict(answer.json()).get("model")) or "",
         text=_content(choice.get("text"), reading),
         finish=_text(choice.get("finish_reason")),
-        tokens=tuple(t for t in _list(logprobs.get("tokens")) if isinstance(t, str)),
+        tokens=tuple(t for t in _list(found.get("tokens")) if isinstance(t, str)),
+        tops=tuple(_numbers(top) for top in _list(found.get("top_logprobs"))),
     )
     return reading
 
@@ -241,6 +244,10 @@ def _content(value: object, reading: Reading) -> str | None:
     if value is not None and not isinstance(value, str):
         reading.bad("bad-shape", f"the content is {type(value).__name__}, not text")
     return _text(value)
+
+
+def _numbers(value: object) -> dict[str, float]:
+    return {name: number for name, number in _dict(value).items() if not is_bad_number(number)}
 
 
 def _text(value: object) -> str | None:

@@ -17,18 +17,16 @@ LAST_WORDS = 20  # lines of the log
 _PROMPT = "The capital of France is"
 
 
-def check_process(server: Server, when: str) -> Case:
-    """The started process runs. when: "before" or "after"."""
-    name = f"smoke/process-{when}"
+def check_process(server: Server, name: str) -> Case:
+    """The started process runs."""
     if server.alive():
         return case(name, [])
     text = f"it ended with status {server.exit_status()}; its last words:\n"
     return case(name, [Problem("died", text + server.log_tail(LAST_WORDS).strip())])
 
 
-def check_completion(server: Server, asker: Asker, when: str) -> Case:
+def check_completion(server: Server, asker: Asker, name: str) -> Case:
     """A completion comes in time, from the model of this start."""
-    name = f"smoke/completion-{when}"
     if asker.dead:
         return not_run(name, asker.dead)
     body = {"prompt": _PROMPT, "max_tokens": 2, "temperature": 0, "seed": 0, "logprobs": 1}
@@ -57,14 +55,14 @@ def _why_silent(server: Server, asker: Asker, error: Unanswered) -> Problem:
     return Problem("engine-dead", f"the engine is dead: {error}, while {health}; log:\n{words}")
 
 
-def check_stop(stopped: Stopped) -> Case:
+def check_stop(stopped: Stopped, name: str) -> Case:
     """It ended by itself when it was told to, and left nothing behind."""
     if not stopped.ours:
-        return not_run("smoke/stop", "Kiln did not start this server, and so does not stop it")
+        return not_run(name, "Kiln did not start this server, and so does not stop it")
     problems = []
     if not stopped.clean:
         problems.append(
             Problem("stop-forced", f"it had to be killed, {stopped.seconds:.1f} s after SIGTERM")
         )
     problems += [Problem("left-behind", f"still there after the stop: {it}") for it in stopped.left]
-    return case("smoke/stop", problems, f"stopped in {stopped.seconds:.1f} s")
+    return case(name, problems, f"stopped in {stopped.seconds:.1f} s")

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
+import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from kiln.canonical import Digest
-from kiln.errors import BadInput, CannotHere
-from kiln.gate.model import Evidence, Expected
-from kiln.gate.run import judge
+from kiln.errors import BadInput, CannotHere, JudgedBad
+from kiln.gate.model import Evidence, Expected, LaunchPlan
+from kiln.gate.run import Gates
 from kiln.graph.build import Fetcher, build
 from kiln.image.prepare import LockFetcher
+from kiln.image.read import Image
 from kiln.image.roots import model_graph
 from kiln.image.target import Target, read_target
 from kiln.image.tools import BUBBLEWRAP, RUNTIMES, ensure_tool
 from kiln.pins.load import Project
-from kiln.pins.model import Preset
+from kiln.pins.model import DEFAULT_LAUNCH, Preset
 from kiln.progress import Reporter
 from kiln.run.runner import Launch, Runner, new_nonce
 from kiln.source.tree import read_tree, unpack
@@ -36,7 +40,8 @@ def start_and_judge(
     store: Store,
     reporter: Reporter,
 ) -> Evidence:
-    """Run the gates on a fresh start, or on a given server (runner "endpoint=URL").
+    """Run the gates on a fresh start for each launch, or on a given server (runner
+    "endpoint=URL"), which is judged as the first of them.
 
     served: which model of an endpoint to ask, "" where it has one. An endpoint's key comes
     from the environment (KILN_ENDPOINT_TOKEN, sent as a bearer token and never shown).
@@ -49,14 +54,51 @@ def start_and_judge(
     starter: Runner
     if runner.startswith(ENDPOINT):
         starter = _endpoint(runner.removeprefix(ENDPOINT), served)
-        model = Path(preset.model)  # whatever the endpoint serves; nothing is mounted
+        models = {"": Path(preset.model)}  # whatever the endpoint serves; nothing is mounted
     else:
         starter = _runner(project, found, runner, store, fetcher, reporter)
         resolved = found.lock.resolved
         ensure_tool(BUBBLEWRAP, project, resolved, store, fetcher, reporter)
-        model = model_folder(project, found, preset.model, store, fetcher, reporter)
-    with starter.start(image, _launch(preset, model)) as server:
-        return judge(server, expected, store=store, runner=starter.name, reporter=reporter)
+        models = {
+            launch.model: model_folder(
+                project, found, launch.model or preset.model, store, fetcher, reporter
+            )
+            for launch in (LaunchPlan(), *expected.launches)
+        }
+    return judge_launches(starter, image, preset, models, expected, store, reporter)
+
+
+def judge_launches(
+    starter: Runner,
+    image: Image,
+    preset: Preset,
+    models: Mapping[str, Path],
+    expected: Expected,
+    store: Store,
+    reporter: Reporter,
+) -> Evidence:
+    """Start and judge one launch after the other; the evidence of all of them.
+
+    models: the folder of each launch's model; "" is the preset's.
+
+    Where the default launch does not start, nothing else is tried, and its error is raised;
+    any other that does not start is a failure among the cases.
+    """
+    gates = Gates(expected, store=store, runner=starter.name, reporter=reporter)
+    for launch in expected.launches:
+        reporter.note(f"launch {launch.name}: {' '.join(launch.args) or 'the preset as it is'}")
+        begin = time.monotonic()
+        with contextlib.ExitStack() as stack:
+            try:
+                started = starter.start(image, _launch(preset, launch, models[launch.model]))
+                server = stack.enter_context(started)
+            except (JudgedBad, CannotHere) as error:
+                if launch.name == DEFAULT_LAUNCH:
+                    raise
+                gates.not_started(launch, error)
+                continue
+            gates.judge(server, launch, time.monotonic() - begin)
+    return gates.evidence()
 
 
 def model_folder(
@@ -119,11 +161,11 @@ def _runner(
     )
 
 
-def _launch(preset: Preset, model: Path) -> Launch:
+def _launch(preset: Preset, launch: LaunchPlan, model: Path) -> Launch:
     return Launch(
         model=model,
         served_name=new_nonce(),
-        args=preset.args,
-        env=preset.env,
+        args=(*preset.args, *launch.args),
+        env={**preset.env, **launch.env},
         start_seconds=preset.start_seconds,
     )

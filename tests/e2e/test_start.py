@@ -17,7 +17,12 @@ import pytest
 
 from kiln.compile.tools import SYSTEM, Runtime, find_runtime
 from kiln.errors import CannotHere, JudgedBad, KilnError
+from kiln.gate.model import LaunchPlan, Patch, Work
+from kiln.gate.start import judge_launches
+from kiln.gate.workloads import WORKLOADS
 from kiln.image.read import Image, read_image
+from kiln.pins.model import Preset
+from kiln.pins.patch import Proof
 from kiln.run.bundle import BundleRunner
 from kiln.run.client import CallFailed
 from kiln.run.docker import DockerRunner
@@ -27,6 +32,7 @@ from kiln.run.load import default_name
 from kiln.run.runner import Launch, Runner, Server, new_nonce
 from kiln.store import Store
 from tests.helpers.dockerd import dockerd
+from tests.helpers.fake_openai import expected
 from tests.helpers.server import Notes
 from tests.helpers.tiny_image import tiny_image
 
@@ -244,6 +250,51 @@ def test_two_at_once_do_not_meet(runner: Runner, image: Image, model: Path) -> N
         assert one.model != two.model
         assert two.client.post_json("/v1/completions", {"model": one.model}).status == 404
         assert one.alive()
+
+
+def test_several_launches_of_one_image_are_judged_in_turn(
+    runner: Runner, image: Image, model: Path, store: Store
+) -> None:
+    """A patch that is in use in one launch, idle in the next; a launch that dies in between."""
+    speculates, asked = ("--speculative-config=x",), len(WORKLOADS["repeat"].prompts)
+    proof = Proof(
+        launch="used", runner="FakeRunner", proposer="FakeProposer", counters={"taken": asked}
+    )
+    works, proofs = (Work("repeat"),), {"fake": (proof,)}
+    known = expected(
+        digest=image.manifest.sha256,
+        pin="tiny",
+        kiln_id="1",
+        patch_set="2",
+        vllm_version="0.0.0",
+        patches=(Patch("fake", "3"),),
+        extensions={},
+        decisions={"fake": ("taken",)},
+        launches=(
+            LaunchPlan(works=works),
+            LaunchPlan("used", speculates, {"FAKE_PATCH": "1"}, True, works, proofs),
+            LaunchPlan("dies", ("--state", "die"), {}, False, works, proofs),
+            LaunchPlan("idle", speculates, {}, True, works, proofs),
+        ),
+    )
+    preset = Preset("tiny-model", ("--state", "ready"), start_seconds=30)
+    evidence = judge_launches(runner, image, preset, {"": model}, known, store, Notes())
+    verdicts = {case.id: case.verdict for case in evidence.cases}
+    failed = {case.id: case for case in evidence.cases if case.verdict == "fail"}
+    assert {name for name in failed if name.startswith(("launch/", "proof/"))} == {
+        "launch/dies/start",
+        "proof/fake/dies",
+        "proof/fake/idle",
+    }
+    assert failed["proof/fake/idle"].problems == ("not-taken",)
+    assert failed["launch/dies/start"].problems == ("run.died",)
+    assert "ImportError: libfoo.so.1" in failed["launch/dies/start"].reason
+    for name in ("used", "idle"):
+        for what in ("identity-before", "speculation", "same-text", "identity-after", "stop"):
+            assert verdicts[f"launch/{name}/{what}"] == "pass"
+    assert verdicts["proof/fake/used"] == "pass"
+    assert [launch.started for launch in evidence.launches] == [True, True, False, True]
+    assert [each.counted for each in evidence.proofs] == [{"taken": asked}, {"taken": 0}]
 
 
 START = """

@@ -16,6 +16,7 @@ from typing import Any
 from kiln.canonical import Digest, digest
 from kiln.errors import KilnError
 from kiln.gate.model import Expected, Patch
+from kiln.gate.workloads import WORKLOADS
 from kiln.run.client import CallFailed, Client, Reply, Stream
 from kiln.run.runner import Stopped
 from kiln.store import BlobStore
@@ -93,6 +94,46 @@ def metrics(
     return "\n".join(lines) + "\n"
 
 
+@dataclass(frozen=True)
+class Patched:
+    """What a server says of its patches, as a function of the answers that it gave to
+    workloads.
+
+    decisions: (patch, decision) -> by how much it grows with each answer. speculation:
+    drafts, draft tokens and accepted tokens with each answer; None: no such series.
+    """
+
+    decisions: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    settings: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    classes: Sequence[tuple[str, str]] = (("CPUModelRunner", ""),)
+    speculation: tuple[int, int, int] | None = None
+
+    def page(self, answers: int) -> str:
+        """Its part of /metrics."""
+        lines = ["# TYPE kiln_patch_decisions_total counter"]
+        lines += [
+            f'kiln_patch_decisions_total{{patch="{patch}",decision="{name}"}} {grown * answers}'
+            for (patch, name), grown in self.decisions.items()
+        ]
+        lines.append("# TYPE kiln_patch_setting_info gauge")
+        lines += [
+            f'kiln_patch_setting_info{{patch="{patch}",name="{name}",value="{value}"}} 1.0'
+            for (patch, name), value in self.settings.items()
+        ]
+        lines.append("# TYPE kiln_runtime_info gauge")
+        lines += [
+            f'kiln_runtime_info{{runner="{runner}",proposer="{proposer}"}} 1.0'
+            for runner, proposer in self.classes
+        ]
+        names = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
+        for name, grown in zip(names, self.speculation or (), strict=False):
+            lines += [
+                f"# TYPE vllm:spec_decode_{name}_total counter",
+                f'vllm:spec_decode_{name}_total{{engine="0"}} {grown * answers:.1f}',
+            ]
+        return "\n".join(lines) + "\n"
+
+
 def reply(body: bytes | str, status: int = 200, kind: str = "application/json") -> Reply:
     """A whole reply."""
     data = body.encode() if isinstance(body, str) else body
@@ -115,6 +156,18 @@ def completion(text: object, model: str = MODEL, logprobs: Sequence[object] = (-
     found = {"tokens": ["x"] * len(logprobs), "token_logprobs": list(logprobs)}
     choice = {"index": 0, "text": text, "logprobs": found, "finish_reason": "length"}
     return json.dumps({"model": model, "choices": [choice]}).encode()
+
+
+def spoken(*tokens: str, tops: Sequence[Mapping[str, float]] = (), finish: str = "length") -> bytes:
+    """The body of a completion of these tokens. tops: the likeliest in each place."""
+    found = {
+        "tokens": tokens,
+        "token_logprobs": [-0.1] * len(tokens),
+        "top_logprobs": tops or [{token: -0.1} for token in tokens],
+    }
+    choice = {"index": 0, "text": "".join(tokens), "logprobs": found, "finish_reason": finish}
+    usage = {"completion_tokens": len(tokens)}
+    return json.dumps({"model": MODEL, "choices": [choice], "usage": usage}).encode()
 
 
 def calls(
@@ -144,17 +197,33 @@ def silence(reason: str = "timeout") -> CallFailed:
 
 
 class FakeClient(Client):
-    """Answers the gates' questions from a script, else with what the real server said."""
+    """Answers the gates' questions from a script, else with what the real server said.
 
-    def __init__(self, scripts: Mapping[str, Script | Callable[[], Script]]) -> None:
-        self.scripts = dict(scripts)
+    Prompts of workloads are the case "work/NAME"; their answers are made up, the same for
+    the same prompt.
+    """
+
+    def __init__(
+        self, scripts: Mapping[str, Script | Callable[[], Script]], patched: Patched = Patched()
+    ) -> None:
+        self.scripts, self.patched = dict(scripts), patched
         self.asked: list[str] = []
 
+    @property
+    def answers(self) -> int:
+        """How many prompts of workloads were answered."""
+        return sum(case.startswith("work/") for case in self.asked)
+
     def get(self, path: str, seconds: float = 10) -> Reply:
-        default = {"/metrics": metrics(), "/version": '{"version":"0.32.0"}', "/health": ""}
+        page = metrics() + self.patched.page(self.answers)
+        default = {"/metrics": page, "/version": '{"version":"0.32.0"}', "/health": ""}
         return self._answer(path, default.get(path, ""))
 
     def post_json(self, path: str, obj: object, seconds: float = 60) -> Reply:
+        prompt = dict(obj).get("prompt")  # type: ignore[call-overload]
+        for name, workload in WORKLOADS.items():
+            if prompt in workload.prompts:
+                return self._answer(f"work/{name}", spoken(f"{prompt}|".split()[-1], " again"))
         case = self._case(path, obj)
         return self._answer(case, RECORDED[case]["body"])
 
@@ -204,9 +273,10 @@ class FakeServer:
     )
     ending: Stopped = field(default_factory=lambda: Stopped(0.8, clean=True))
     stops: int = 0
+    patched: Patched = field(default_factory=Patched)
 
     def __post_init__(self) -> None:
-        self.client: Client = FakeClient(self.scripts)
+        self.client: Client = FakeClient(self.scripts, self.patched)
 
     def alive(self) -> bool:
         return self.running

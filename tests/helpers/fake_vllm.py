@@ -11,6 +11,10 @@ Standard library only. `fake_vllm.py MODEL [--state STATE] --served-model-name N
     oom              CUDA's words and exit 1
     deaf             ready, ignores SIGTERM
     orphan           ready; SIGTERM ends it, but a child that ignores SIGTERM stays
+
+/metrics shows what a Kiln image does: an identity, and one patch, `fake`, whose decision
+`taken` counts completions where FAKE_PATCH=1. With `--speculative-config X` every completion
+has a draft.
 """
 
 import argparse
@@ -26,12 +30,34 @@ from socketserver import ThreadingMixIn, UnixStreamServer
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has"
 
 
+IDENTITY = """\
+kiln_build_info{kiln_id="1",patch_set="2",pin="tiny",vllm_version="0.0.0"} 1
+kiln_patch_info{patch="fake",sha256="3"} 1
+kiln_modified_files 0
+"""
+
+
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     model, state, since, seconds = "", "ready", 0.0, 0.0
+    speculates, completions = False, 0
+
+    def metrics(self) -> bytes:
+        taken = self.completions if os.environ.get("FAKE_PATCH") == "1" else 0
+        proposer = "FakeProposer" if self.speculates else ""
+        lines = [
+            f'kiln_patch_decisions_total{{patch="fake",decision="taken"}} {taken}',
+            f'kiln_runtime_info{{runner="FakeRunner",proposer="{proposer}"}} 1',
+        ]
+        if self.speculates:
+            for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens"):
+                lines.append(f"vllm:spec_decode_{name}_total {self.completions}")
+        return (IDENTITY + "\n".join(lines) + "\n").encode()
 
     def do_GET(self) -> None:
-        if self.path == "/v1/models":
+        if self.path == "/metrics":
+            self.send(self.metrics())
+        elif self.path == "/v1/models":
             self.say({"object": "list", "data": [{"id": self.model, "object": "model"}]})
         elif self.path == "/version":
             self.say({"version": "0.0.0"})
@@ -49,7 +75,10 @@ class Handler(BaseHTTPRequestHandler):
         elif body.get("stream"):
             self.stream(["Hel", "lo"])
         else:
-            self.say({"choices": [{"text": "Hello", "finish_reason": "length"}]})
+            Handler.completions += 1
+            logprobs = {"tokens": ["Hello"], "token_logprobs": [-0.1], "top_logprobs": [{}]}
+            choice = {"text": "Hello", "finish_reason": "length", "logprobs": logprobs}
+            self.say({"model": self.model, "choices": [choice], "usage": {"completion_tokens": 1}})
 
     def stream(self, words: list[str]) -> None:
         self.send_response(200)
@@ -62,7 +91,9 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(b"0\r\n\r\n")
 
     def say(self, value: object, status: int = 200) -> None:
-        data = json.dumps(value).encode()
+        self.send(json.dumps(value).encode(), status)
+
+    def send(self, data: bytes, status: int = 200) -> None:
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
@@ -89,6 +120,7 @@ def main() -> None:
     parser.add_argument("--state", default="ready")
     parser.add_argument("--served-model-name")
     parser.add_argument("--uds")
+    parser.add_argument("--speculative-config", default="")
     options = parser.parse_args()
     state, _, seconds = options.state.partition("=")
     log(f"starting {options.model} in state {state}")
@@ -106,6 +138,7 @@ def main() -> None:
     ignored = state == "deaf"
     signal.signal(signal.SIGTERM, signal.SIG_IGN if ignored else lambda *_: os._exit(0))
     Handler.model, Handler.state = options.served_model_name, state
+    Handler.speculates = bool(options.speculative_config)
     Handler.since, Handler.seconds = time.monotonic(), float(seconds or 0)
     server = Server(options.uds, Handler, bind_and_activate=False)
     server.server_bind()

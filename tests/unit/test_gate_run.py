@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from kiln.errors import BadInput, Damaged, JudgedBad
-from kiln.gate.evidence import record, replay
-from kiln.gate.model import Case, Evidence, overall
+from kiln.gate.evidence import read_evidence, record, replay
+from kiln.gate.model import Case, Evidence, Launched, overall
 from kiln.gate.run import judge
 from kiln.progress import Silent
 from kiln.report.verdicts import verdicts_data, verdicts_text
@@ -99,8 +99,11 @@ def test_the_newest_evidence_counts(store: Store) -> None:
             {"smoke/identity-before", "smoke/identity-after"},
         ),
         ({"/version": '{"version": "0.23.0"}'}, {"smoke/identity-before", "smoke/identity-after"}),
-        ({"/metrics": in_turn(metrics(), metrics(kiln_id="9" * 64))}, {"smoke/identity-after"}),
-        ({"/metrics": in_turn(metrics(), reply("gone", 500))}, {"smoke/identity-after"}),
+        (
+            {"/metrics": in_turn(metrics(), metrics(), metrics(kiln_id="9" * 64))},
+            {"smoke/identity-after"},
+        ),
+        ({"/metrics": in_turn(metrics(), metrics(), reply("gone", 500))}, {"smoke/identity-after"}),
         ({"smoke/completion-before": completion(" Paris", "other")}, {"smoke/completion-before"}),
         ({"smoke/completion-before": completion("")}, {"smoke/completion-before"}),
         ({"smoke/completion-after": silence()}, {"smoke/completion-after"}),
@@ -231,25 +234,46 @@ def test_bad_requests_are_refused_before_anything_is_asked(store: Store) -> None
 def test_evidence_without_both_readings_is_refused(store: Store) -> None:
     """Incident 15."""
     good = run(store, FakeServer())
-    assert good.before is not None
+    (launch,) = good.launches
+    assert launch.before is not None
     without = tuple(case for case in good.cases if case.id != "smoke/identity-after")
-    changed = msgspec.structs.replace(good.before, kiln_id="9" * 64)
+    changed = msgspec.structs.replace(launch.before, kiln_id="9" * 64)
     unread = tuple(
         msgspec.structs.replace(case, verdict="not-run") if "identity-b" in case.id else case
         for case in good.cases
     )
+
+    def read(**changes: object) -> tuple[Launched, ...]:
+        return (msgspec.structs.replace(launch, **changes),)
+
+    never = Launched("ngram", (), {}, started=False)
+    other = msgspec.structs.replace(launch, name="ngram")
     for bad in (
         msgspec.structs.replace(good, cases=without),
         msgspec.structs.replace(good, cases=()),
         msgspec.structs.replace(good, cases=unread),
-        msgspec.structs.replace(good, before=None),
-        msgspec.structs.replace(good, after=None),
-        msgspec.structs.replace(good, before=None, after=None),
-        msgspec.structs.replace(good, after=changed),
+        msgspec.structs.replace(good, launches=read(before=None)),
+        msgspec.structs.replace(good, launches=read(after=None)),
+        msgspec.structs.replace(good, launches=read(before=None, after=None)),
+        msgspec.structs.replace(good, launches=read(after=changed)),
+        msgspec.structs.replace(good, launches=()),
+        msgspec.structs.replace(good, launches=(never,)),
+        # A second start that nobody asked who it is, and one that was another image.
+        msgspec.structs.replace(good, launches=(launch, other)),
+        msgspec.structs.replace(good, launches=(launch, *read(before=changed, after=changed))),
     ):
         with pytest.raises(JudgedBad) as caught:
             record(store, bad)
         assert caught.value.code == "gate.no-identity"
+    assert replay(store, DIGEST, "default") == good
+
+
+def test_evidence_of_another_schema_is_left_alone(store: Store) -> None:
+    """What an older Kiln wrote is no damage; it says nothing to this one."""
+    good = run(store, FakeServer())
+    old = store.blobs.put(b'{"schema":1,"cases":[]}').sha256
+    store.actions.add_evidence(DIGEST, "default", old)
+    assert read_evidence(store, old) is None
     assert replay(store, DIGEST, "default") == good
 
 
@@ -277,6 +301,8 @@ def test_the_verdict_on_the_whole() -> None:
     assert overall(cases("pass", "known-bad", "healed")) == "pass"
     assert overall(cases("pass", "fail", "not-run")) == "fail"
     assert overall(cases("pass", "not-run")) == "not-run"
+    assert overall(cases("pass", "unproven")) == "pass"
+    assert overall(cases("unproven")) == "not-run"
     assert overall([]) == "not-run"
 
 
