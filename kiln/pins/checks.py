@@ -169,13 +169,13 @@ class _PinCheck:
                 key=True,
                 fix="give this one another name, or change the preset",
             )  # fmt: skip
-        elif not launch.args and not launch.env:
+        elif not (launch.args or launch.env or launch.model):
             self._bad(
                 "empty-launch",
                 f"the launch {name} adds nothing to a preset",
                 "launches", name,
                 key=True,
-                fix="give it args or env, or remove it",
+                fix="give it args, env or a model, or remove it",
             )  # fmt: skip
         self._start(launch, "launches", name)
 

@@ -139,7 +139,7 @@ class _Resolver:
             made = self.project.component(component)
             sdist = resolve_sdist(made.sdist, version, self.index, self.reporter)
             closures[f"build/{component}"] = self._root(f"build/{component}", made.root, sdist)
-        for model in sorted({preset.model for preset in self.pin.presets.values()}):
+        for model in self.pin.models:
             asset = self.project.asset(model)
             closures[f"model/{model}"] = self._root(
                 f"model/{model}", asset.root, self._asset(model, asset)

@@ -13,6 +13,7 @@ from kiln.pins.patch import read_series
 from kiln.store import Store
 from tests.bench import table
 from tests.bench.bench import Bench
+from tests.bench.drift import drift
 from tests.bench.stores import KILN, ROOT, Built, best, of_layers, run
 from tests.bench.table import Row
 from tests.helpers.default_pin import copy_project
@@ -231,4 +232,5 @@ SECTIONS: Mapping[str, Callable[[Bench], None]] = {
     "patch": patch,
     "layers": layers,
     "whole": whole,
+    "drift": drift,
 }

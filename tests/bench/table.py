@@ -32,6 +32,7 @@ PATCH_BYTES = Budget("under", 2, "MB")
 LAYERS_SPEED = Budget("at least", 180, "MB/s")
 LAYERS_MEMORY = Budget("under", 500, "MB")
 WHOLE = Budget("at least", 6, "x")
+DRIFT = Budget("under", 5, "s")
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,9 @@ MAX_LINES = 120
 FILE = re.compile(r"`((?:kiln|tests|docs|images|build|patches|scripts)/[\w./-]+)`")
 LINK = re.compile(r"\]\(([^)#]+)\)")
 COMMAND = re.compile(r"(?:`|^ +(?:\$ )?|\$\()kiln ([a-z]+)", re.MULTILINE)
-STAGES = "compile|fetch|image|layer|lock|outputs|patch|pins|source"
+STAGES = (
+    "authoring|compile|drift|fetch|gate|image|layer|lock|outputs|patch|pins|registry|run|source"
+)
 CODE = re.compile(rf"[`\[]((?:{STAGES})\.(?!(?:py|yaml)`)[a-z-]+)[`\]]")
 HOST = re.compile(r"https?://(?!wheels\.example)")
 

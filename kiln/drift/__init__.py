@@ -1,0 +1,1 @@
+"""Drift: what becomes of a series of patches on another source, without building."""
