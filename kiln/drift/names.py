@@ -69,24 +69,25 @@ class Names(Walk):
         name: str,
         old: Result,
         new: Result,
-        patched: Result,
+        own: bool,
         at: Where,
         members: Iterable[str] = (),
     ) -> None:
-        """A name of a module or class that the lines need, as both sources have it."""
+        """A name of a module or class that the lines need, as both sources have it. own: the
+        series has it."""
         last = name.rpartition(".")[2]
         if old is EXTERNAL and new is EXTERNAL:
             return
         if old is None:
             self.unresolved.add(key)
         elif isinstance(old, Missing):
-            if isinstance(patched, Missing) and isinstance(new, Missing):
-                if self.soft:
-                    return  # the patch itself says what holds without it
+            if own or (self.soft and isinstance(new, Missing)):
+                return  # in the second case the patch itself says what holds without it
+            if isinstance(new, Missing):
                 why = "neither the source nor the series has it"
                 hint = self.hints.find(last, None)
                 self.report("absent", name, True, why, at, hint=hint)
-            elif isinstance(patched, Missing):
+            else:
                 self.checked.add(key)  # only the old source lacks it
         elif isinstance(new, Missing):
             self.checked.add(key)
@@ -122,7 +123,7 @@ class Names(Walk):
                     for side in (old, new)
                 ]
                 patched = self.patched.import_from(node, alias.name, self.frames.module)
-            self._hold(key, name, results[0], results[1], patched, at)
+            self._hold(key, name, results[0], results[1], _there(patched), at)
 
     def found_text(self, node: ast.Constant, at: Where) -> None:
         """A text that names a module, class or function of vLLM."""
@@ -134,7 +135,7 @@ class Names(Walk):
         )
         if isinstance(old, Missing):
             return  # texts may be anything: what was never there is no name
-        self._hold(self.key(node), node.value, old, new, patched, at)
+        self._hold(self.key(node), node.value, old, new, _there(patched), at)
 
     # ---- names
 
@@ -212,30 +213,25 @@ class Names(Walk):
         new = sides[1].attribute(base_new, name)
         if isinstance(new, Missing) and (place.narrows(value) or self.hints.assigned(name)):
             new = None  # a test around says what it is, or somebody puts it there from outside
-        patched = old
-        if isinstance(old, Missing) or old is None:
-            patched = self._in_patched(value, name, place)
-            if not load or (patched is not None and not isinstance(patched, Missing)):
-                return
+        if (isinstance(old, Missing) or old is None) and (not load or self._adds(base, name)):
+            return
         full, members = self._described(base, base_new, name)
         minds = place.minds(value, name)
         self.soft += minds
-        self._hold(key, full, old, new, patched, at, members)
+        self._hold(key, full, old, new, False, at, members)
         self.soft -= minds
 
-    def _in_patched(self, value: ast.expr, name: str, place: Place) -> Result:
-        """The attribute in the patched source: the series may have added it."""
-        base = self.frames.old.resolver.infer(value, place.old)
+    def _adds(self, base: Result, name: str) -> bool:
+        """Whether the series gives what an expression stands for an attribute."""
         match base:
-            case Instance():
-                same = tuple(c for o in base.classes if (c := same_class(self.patched, o)))
-                return self.patched.attribute(Instance(same), name) if same else None
-            case ClassValue():
-                same_one = same_class(self.patched, base.cls)
-                return self.patched.attribute(ClassValue(same_one), name) if same_one else None
+            case Instance() | ClassValue():
+                classes = base.classes if isinstance(base, Instance) else (base.cls,)
+                order = (c for cls in classes for c in self.frames.old.resolver.mro(cls)[0])
+                again = (same_class(self.patched, cls) for cls in order)
+                return any(name in cls.members for cls in again if cls is not None)
             case ModuleValue():
-                return self.patched.attribute(base, name)
-        return None
+                return _there(self.patched.attribute(base, name))
+        return False
 
     def _described(self, base: Result, after: Result, name: str) -> tuple[str, list[str]]:
         """The attribute's full name, and the names that the class has now, for a hint."""
@@ -254,6 +250,10 @@ class Names(Walk):
                     m for c in order for m in c.members
                 ]
         return name, []
+
+
+def _there(found: Result) -> bool:
+    return found is not None and not isinstance(found, Missing)
 
 
 def _stores(function: ast.AST, name: str) -> bool:

@@ -250,8 +250,9 @@ NGRAM = {
 
 
 def test_suffix_decoding_as_any_user(parts: Parts) -> None:
+    """... and with two API servers: whichever answers shows what all processes counted."""
     with parts.start(
-        args=(f"--speculative-config={json.dumps(NGRAM)}",),
+        args=(f"--speculative-config={json.dumps(NGRAM)}", "--api-server-count=2"),
         env={"KILN_P75_SUFFIX": "1", "KILN_P75_SPEC_FACTOR": "2.0"},
         user="4242:0",
     ) as server:
@@ -278,6 +279,14 @@ def test_suffix_decoding_as_any_user(parts: Parts) -> None:
         read = read_identity(Asker(server.client, parts.store.blobs, server.model), parts.expected)
         assert read.problems == ()
         assert total(after, "kiln_modified_files") == 0
+        pages = [metrics(server) for _ in range(8)]
+        said = {name for name in pages[0] if name.startswith("kiln_")}
+        assert "kiln_patch_decisions_total" in said
+        assert all(page[name] == pages[0][name] for page in pages for name in said)
+        suffix = "p75-suffix-decoding"
+        assert total(after, "kiln_patch_decisions_total", patch=suffix, decision="switched") > 0
+        runtime = [labels for labels, _ in after["kiln_runtime_info"]]
+        assert runtime == [{"runner": "CPUModelRunner", "proposer": "SuffixDecodingProposer"}]
         patches = {patch.id for patch in parts.expected.patches}
         assert {labels["patch"] for labels, _ in after["kiln_patch_info"]} == patches
 
