@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from kiln.authoring import mail
 from kiln.authoring.git import Git
 from kiln.errors import BadInput, KilnError, raise_problems
-from kiln.pins.forms import Form
+from kiln.pins.forms import NAME
 
 _SHORT = 10  # digits of a commit in messages
 _SQUASH = (b"fixup! ", b"squash! ", b"amend! ")
@@ -104,9 +104,6 @@ def check_series(
     authoring.merge, authoring.fixup, authoring.no-id, authoring.several-ids, authoring.same-id,
     authoring.bad-id, authoring.unknown-patch. known: the project's patches. pristine: the
     tag of the pristine commit."""
-    from kiln.pins.forms import Name
-
-    form: Form = Name.__metadata__[0].extra["form"]  # type: ignore[attr-defined]
     errors: list[KilnError] = []
 
     def refuse(code: str, what: str, why: str, fix: str) -> None:
@@ -144,8 +141,8 @@ def check_series(
                 ", ".join(commit.ids),
                 "leave one of these lines: `git commit --amend`, or `git rebase -i`, reword",
             )
-        elif not form.fits(commit.patch):
-            refuse("bad-id", f"{what} names a patch {commit.patch!r}", form.wanted, "mend the line")
+        elif not NAME.fits(commit.patch):
+            refuse("bad-id", f"{what} names a patch {commit.patch!r}", NAME.wanted, "mend the line")
         elif commit.patch in first:
             refuse(
                 "same-id",

@@ -11,7 +11,7 @@ import yaml
 
 from kiln.authoring.meta import public
 from kiln.errors import BadInput
-from kiln.pins.forms import Form, Name
+from kiln.pins.forms import NAME
 from kiln.pins.project import Project
 
 TODO = "TODO"
@@ -62,11 +62,9 @@ class About:
 
 def check_id(patch: str) -> None:
     """Raise BadInput("authoring.bad-id") for what cannot be the name of a patch."""
-    form = Name.__metadata__[0].extra["form"]  # type: ignore[attr-defined]
-    assert isinstance(form, Form)
-    if not form.fits(patch):
+    if not NAME.fits(patch):
         raise BadInput(
-            "authoring.bad-id", f"{patch!r} is no name for a patch", why=f"wanted: {form.wanted}"
+            "authoring.bad-id", f"{patch!r} is no name for a patch", why=f"wanted: {NAME.wanted}"
         )
 
 

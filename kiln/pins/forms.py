@@ -34,12 +34,12 @@ class Form:
 
 
 def _form(pattern: str, wanted: str, explain: Callable[[str], str] = _no_explanation) -> Meta:
-    schema: dict[str, object] = {"pattern": pattern}
-    return Meta(
-        description=wanted,
-        extra_json_schema=schema,
-        extra={"form": Form(pattern, wanted, explain)},
-    )
+    return _meta(Form(pattern, wanted, explain))
+
+
+def _meta(form: Form) -> Meta:
+    schema: dict[str, object] = {"pattern": form.pattern}
+    return Meta(description=form.wanted, extra_json_schema=schema, extra={"form": form})
 
 
 # ---- explanations ----------------------------------------------------------------------
@@ -142,13 +142,12 @@ _PART = r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*"
 
 # ---- the forms -------------------------------------------------------------------------
 
-Name = Annotated[
-    str,
-    _form(
-        "^[a-z0-9][a-z0-9._-]{0,63}$",
-        "a name: lower-case letters, digits, '.', '_' and '-', up to 64 of them",
-    ),
-]
+# By itself too: for names that come from elsewhere than a file.
+NAME = Form(
+    "^[a-z0-9][a-z0-9._-]{0,63}$",
+    "a name: lower-case letters, digits, '.', '_' and '-', up to 64 of them",
+)
+Name = Annotated[str, _meta(NAME)]
 Text = Annotated[str, _form(r"^[^\u0000-\u001f]*[^\u0000-\u0020]$", "one line of text, not empty")]
 Version = Annotated[
     str,
